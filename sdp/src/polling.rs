@@ -1,12 +1,18 @@
-//! Reads and writes that do not wait, for callers that poll.
+//! Reads and writes that do not wait, for callers that poll, and the sleep of a caller that reads.
 //!
 //! A caller that polls runs the device itself: arriving frames wake no thread. The service thread does not serve the
 //! connection meanwhile, and resumes some milliseconds after the last poll, or when the caller announces that it stops.
+//!
+//! A caller that sleeps runs the device itself when frames arrive, so that a message wakes this thread only. The service
+//! thread serves the connection whenever no caller sleeps.
 
 use std::{
     io,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
+
+use xwarp_verbs::Slept;
 
 use crate::{
     socket::{State, Until},
@@ -93,9 +99,47 @@ impl SdpStream {
         }
     }
 
-    /// Announces that the caller stops polling: arrivals then wake the service at once, not after its next check.
+    /// Reads like [`Self::try_read`] before (`begins`) and after a [`sleep`](Self::sleep). Before it, announces that the
+    /// caller stops polling. Data that this call takes wakes no other reader.
+    pub fn try_read_to_sleep(&self, out: &mut [u8], begins: bool) -> io::Result<usize> {
+        let mut state = self.socket().lock();
+        if begins {
+            state.polled = None;
+            state.take_completions(&self.socket().core);
+        } else {
+            // Notification is still requested. Another turn of the engine would send the acknowledgement that the
+            // program's answer can carry.
+            state.poll_completions(&self.socket().core);
+        }
+        let left = state.machine.has_offer() || state.machine.oob_is_next();
+        let outcome =
+            if left { None } else { self.attempt(&mut state, |state| self.read_step(state, out, false)) };
+        self.socket().drive(&mut state);
+        outcome.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
+    }
+
+    /// Sleeps until frames have come to the device, [`Self::end_sleep`] is called, a signal handler has run or `limit`
+    /// has passed. The frames may be those of another connection.
+    pub fn sleep(&self, limit: Option<Duration>) -> io::Result<Slept> {
+        self.socket().core.sleeps.fetch_add(1, Ordering::Relaxed);
+        let queue = self.socket().lock().link.as_ref().map(|link| link.cq.clone());
+        queue.map_or(Ok(Slept::Refused), |queue| queue.sleep(limit))
+    }
+
+    /// Ends the present [`sleep`](Self::sleep) on the device, or else the next one.
+    pub fn end_sleep(&self) {
+        self.socket().core.device.end_sleep();
+    }
+
+    /// Announces that the caller stops polling, or does not read after a [`sleep`](Self::sleep): arrivals then wake the service at
+    /// once, not after its next check.
     pub fn end_polling(&self) {
         self.socket().end_polling();
+    }
+
+    /// Whether a read would not wait.
+    pub fn is_readable(&self) -> bool {
+        self.socket().lock().is_readable()
     }
 
     /// Whether advertised data waits, or an out-of-band byte has arrived or was announced.

@@ -79,6 +79,10 @@ impl SdpOptions {
 struct Looks {
     next: Instant,
     nap: Duration,
+    /// The sleeps of callers at the last check, and whether the thread runs the device while it waits, because there were
+    /// no others lately.
+    sleeps: u64,
+    leads: bool,
 }
 
 /// The receiver of a connection manager event.
@@ -101,6 +105,8 @@ pub(crate) struct Core {
     counters: Mutex<BTreeMap<&'static str, u64>>,
     /// Connections that callers poll.
     polled: Mutex<Vec<Arc<Socket>>>,
+    /// Sleeps of callers that run the device when frames arrive.
+    pub(crate) sleeps: AtomicU64,
     /// Answers of port mappers.
     pub(crate) mapped: Mutex<Cache>,
     stop: AtomicBool,
@@ -150,6 +156,7 @@ impl Sdp {
             next_socket: AtomicU64::new(0),
             counters: Mutex::default(),
             polled: Mutex::default(),
+            sleeps: AtomicU64::new(0),
             mapped: Mutex::default(),
             stop: AtomicBool::new(false),
             bell,
@@ -392,7 +399,7 @@ impl Core {
     fn run(self: Arc<Self>) {
         let mut farewell = None;
         let mut next_tick = Instant::now();
-        let mut looks = Looks { next: next_tick, nap: NAP[0] };
+        let mut looks = Looks { next: next_tick, nap: NAP[0], sleeps: 0, leads: true };
         loop {
             let woken = self.wait(&mut looks);
             if woken.is_err() && self.device.failure().is_some() {
@@ -445,11 +452,23 @@ impl Core {
         }
         if polled.is_empty() {
             looks.nap = NAP[0];
-            return self.device.wait(&self.waits, Some(TICK)).map(|_| true);
+            let before = std::mem::replace(&mut looks.sleeps, self.sleeps.load(Ordering::Relaxed));
+            if looks.sleeps == before && looks.leads {
+                return self.device.wait(&self.waits, Some(TICK)).map(|_| true);
+            }
+            // Otherwise frames that arrive between two sleeps would wake this thread.
+            let ready = self.rest(TICK)?;
+            looks.leads = !ready && looks.sleeps == self.sleeps.load(Ordering::Relaxed);
+            return Ok(true);
         }
         lock(&self.polled).append(&mut polled);
-        let nap: Option<Timespec> = looks.next.saturating_duration_since(now).try_into().ok();
-        match rustix::event::poll(&mut [PollFd::new(&self.waits, PollFlags::IN)], nap.as_ref()) {
+        self.rest(looks.next.saturating_duration_since(now))
+    }
+
+    /// Sleeps until there is a notification, without running the device.
+    fn rest(&self, limit: Duration) -> io::Result<bool> {
+        let limit: Option<Timespec> = limit.try_into().ok();
+        match rustix::event::poll(&mut [PollFd::new(&self.waits, PollFlags::IN)], limit.as_ref()) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(true),
             Err(error) => Err(error.into()),

@@ -232,13 +232,13 @@ impl Socket {
         }
     }
 
-    /// The polling caller is about to sleep: completions notify the service from now on.
+    /// The caller stops polling, or sleeping: completions notify the service from now on, and those that came before are
+    /// handled.
     pub(crate) fn end_polling(&self) {
         let mut state = self.lock();
-        if state.polled.take().is_some() {
-            state.take_completions(&self.core);
-            self.drive(&mut state);
-        }
+        state.polled = None;
+        state.take_completions(&self.core);
+        self.drive(&mut state);
     }
 
     /// Called by the service from time to time while the connection is polled. Returns whether it still is; otherwise

@@ -1857,6 +1857,40 @@ fn compiled(lab: &Lab, compiler: &str, source: &str, options: &[&str]) -> PathBu
     to
 }
 
+/// Runs groups of calls of a C program over TCP and over SDP, in which both ends print what the calls have done; returns the differences,
+/// and the number of the server's bytes that passed the loopback by.
+fn compared_with_tcp(lab: &Recorded, program: &Path, groups: &[&str]) -> (Vec<String>, u64) {
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let (mut different, mut direct) = (Vec::new(), 0);
+    for group in groups {
+        let [tcp, sdp] = [By::Tcp, By::Sdp].map(|by| {
+            let run =
+                |role| format!("exec {} {role} {} {PORT} {group}", program.display(), address(lab).ip());
+            let mut server = shell(lab, Side::B, by, &run("serve"));
+            wait_for_listener(lab, by, &mut server);
+            let called = shell(lab, Side::A, by, &run("call")).finish(LIMIT);
+            let served = server.finish(LIMIT);
+            [called, served].map(|end| end.unwrap_or_else(|error| format!("{error:#}")))
+        });
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| !line.contains("xwarp")).map(str::to_owned).collect()
+        };
+        for (tcp, sdp) in tcp.iter().zip(&sdp) {
+            assert!(tcp.contains("all is well"), "{group} over TCP: {tcp}");
+            let (expected, found) = (lines(tcp), lines(sdp));
+            if expected != found {
+                let at = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
+                different.push(format!("{:?} instead of {:?}: {sdp}", found.get(at), expected.get(at)));
+            }
+        }
+        if carried(&sdp[0], name).0 == 0 {
+            different.push(format!("{group}: not over SDP: {}", sdp[0]));
+        }
+        direct += passed_by(&sdp[1]);
+    }
+    (different, direct)
+}
+
 /// Groups of calls and options of `calls.c`: each has the same outcome over SDP as over TCP.
 const CALLS: [&str; 16] = [
     "checked", "vectors", "several", "files", "flags", "ready", "epoll", "control", "options", "limits",
@@ -1873,32 +1907,7 @@ fn netns_sdp_calls_and_options_have_the_outcome_of_tcp() {
     }
     // A program binds to it.
     second_address(&lab);
-    let mut different = Vec::new();
-    for group in CALLS {
-        let [tcp, sdp] = [By::Tcp, By::Sdp].map(|by| {
-            let run =
-                |role| format!("exec {} {role} {} {PORT} {group}", program.display(), address(&lab).ip());
-            let mut server = shell(&lab, Side::B, by, &run("serve"));
-            wait_for_listener(&lab, by, &mut server);
-            let called = shell(&lab, Side::A, by, &run("call")).finish(LIMIT);
-            let served = server.finish(LIMIT);
-            [called, served].map(|end| end.unwrap_or_else(|error| format!("{error:#}")))
-        });
-        let lines = |text: &str| -> Vec<String> {
-            text.lines().filter(|line| !line.contains("xwarp")).map(str::to_owned).collect()
-        };
-        for (tcp, sdp) in tcp.iter().zip(&sdp) {
-            assert!(tcp.contains("all is well"), "{group} over TCP: {tcp}");
-            let (expected, found) = (lines(tcp), lines(sdp));
-            if expected != found {
-                let at = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
-                different.push(format!("{:?} instead of {:?}: {sdp}", found.get(at), expected.get(at)));
-            }
-        }
-        if carried(&sdp[0], "calls").0 == 0 {
-            different.push(format!("{group}: not over SDP: {}", sdp[0]));
-        }
-    }
+    let (different, _) = compared_with_tcp(&lab, &program, &CALLS);
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
@@ -1918,6 +1927,21 @@ fn echoes(program: &str, first: &str) {
             assert_way(&output, "asio", way);
         }
     }
+}
+
+/// Groups of `sleeps.c`: reads that sleep, and the events that end them.
+const SLEEPS: [&str; 7] = ["ends", "signals", "limits", "threads", "pair", "turns", "cancel"];
+
+#[test]
+fn netns_sdp_sleeping_reads_end_as_over_tcp() {
+    let lab = lab();
+    let program = compiled(&lab, "cc", "sleeps.c", &["-O2", "-Wall", "-Werror", "-pthread"]);
+    let (different, _) = compared_with_tcp(&lab, &program, &SLEEPS);
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    // The server writes as many bytes as it reads. Another thread may be faster than a read, but not always.
+    let (different, direct) = compared_with_tcp(&lab, &program, &["data"]);
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    assert!(direct > 200 * 16 * 3 / 2, "{direct} bytes passed the loopback by");
 }
 
 /// Programs on event loops: the server echoes what nc and what a client on asio send.

@@ -15,7 +15,7 @@ macro_rules! replace {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $next:ident, $before:expr;)*) => {$(
         #[doc = concat!("Replaces `", stringify!($name), "`.\n\n# Safety\nAs for the function of the C library.")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $kind),*) -> $result {
+        pub unsafe extern "C-unwind" fn $name($($arg: $kind),*) -> $result {
             $before;
             // SAFETY: the caller's promise.
             unsafe { next::$next($($arg),*) }
@@ -54,6 +54,9 @@ replace! {
     wordexp(words: *const c_char, expanded: *mut c_void, flags: c_int) -> c_int = wordexp, tracking::forget_all();
     unshare(flags: c_int) -> c_int = unshare, unshared(flags);
 }
+
+/// `SO_RCVTIMEO` with 64-bit times on every platform.
+const SO_RCVTIMEO_NEW: c_int = 66;
 
 fn duplicated(fd: RawFd, to: RawFd) {
     tracking::forget(fd);
@@ -120,7 +123,7 @@ pub extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
 
 /// Closes a descriptor.
 #[unsafe(no_mangle)]
-pub extern "C" fn close(fd: c_int) -> c_int {
+pub extern "C-unwind" fn close(fd: c_int) -> c_int {
     tracking::forget(fd);
     // SAFETY: no pointers.
     unsafe { next::close(fd) }
@@ -128,7 +131,7 @@ pub extern "C" fn close(fd: c_int) -> c_int {
 
 /// Another name of [`close`].
 #[unsafe(no_mangle)]
-pub extern "C" fn __close(fd: c_int) -> c_int {
+pub extern "C-unwind" fn __close(fd: c_int) -> c_int {
     close(fd)
 }
 
@@ -137,7 +140,7 @@ pub extern "C" fn __close(fd: c_int) -> c_int {
 /// # Safety
 /// As for `fcntl` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { control(fd, command, || next::fcntl(fd, command, argument)) }
 }
@@ -147,7 +150,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
 /// # Safety
 /// As for `fcntl` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub unsafe extern "C-unwind" fn __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fcntl(fd, command, argument) }
 }
@@ -157,7 +160,7 @@ pub unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: c_long) ->
 /// # Safety
 /// As for `fcntl` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { control(fd, command, || next::fcntl64(fd, command, argument)) }
 }
@@ -204,8 +207,10 @@ pub unsafe extern "C" fn setsockopt(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let done = unsafe { next::setsockopt(fd, level, name, value, len) };
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        direct::low_mark_changed(fd);
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => direct::low_mark_changed(fd),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) => direct::read_limit_changed(fd),
+        _ => {}
     }
     done
 }
@@ -215,7 +220,7 @@ pub unsafe extern "C" fn setsockopt(
 /// # Safety
 /// As for `fclose` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fclose(file: *mut FILE) -> c_int {
+pub unsafe extern "C-unwind" fn fclose(file: *mut FILE) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let fd = number(file);
@@ -242,7 +247,11 @@ unsafe fn number(file: *mut FILE) -> RawFd {
 /// # Safety
 /// As for `freopen` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE {
+pub unsafe extern "C-unwind" fn freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut FILE,
+) -> *mut FILE {
     // SAFETY: the caller's promise.
     unsafe { reopened(file, || next::freopen(path, mode, file)) }
 }
@@ -252,7 +261,11 @@ pub unsafe extern "C" fn freopen(path: *const c_char, mode: *const c_char, file:
 /// # Safety
 /// As for `freopen` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE {
+pub unsafe extern "C-unwind" fn freopen64(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut FILE,
+) -> *mut FILE {
     // SAFETY: the caller's promise.
     unsafe { reopened(file, || next::freopen64(path, mode, file)) }
 }
@@ -274,7 +287,12 @@ unsafe fn reopened(file: *mut FILE, call: impl FnOnce() -> *mut FILE) -> *mut FI
 /// # Safety
 /// As for `sendfile` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    len: size_t,
+) -> ssize_t {
     // SAFETY: the caller's promise.
     direct::write_in_kernel(out, || unsafe { next::sendfile(out, from, offset, len) })
 }
@@ -284,7 +302,12 @@ pub unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, l
 /// # Safety
 /// As for `sendfile` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile64(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    len: size_t,
+) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe { sendfile(out, from, offset, len) }
 }
@@ -294,7 +317,7 @@ pub unsafe extern "C" fn sendfile64(out: c_int, from: c_int, offset: *mut off_t,
 /// # Safety
 /// As for `splice` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn splice(
+pub unsafe extern "C-unwind" fn splice(
     from: c_int,
     from_at: *mut off64_t,
     to: c_int,
@@ -349,6 +372,7 @@ pub unsafe extern "C" fn syscall(
         | libc::SYS_pwritev2
         | libc::SYS_connect
         | libc::SYS_shutdown
+        | libc::SYS_setsockopt
         | libc::SYS_fcntl
         | libc::SYS_ioctl
         | libc::SYS_close

@@ -6,8 +6,8 @@
 //! replaced, and every other process, may use it at any time:
 //!
 //! - A read takes bytes from the stream only when the program has taken all bytes that the relay has forwarded to the
-//!   kernel. Otherwise, and when it would sleep, the kernel serves it. Waiting, time limits, signals, the end of the
-//!   stream and errors are therefore the kernel's.
+//!   kernel; it may sleep for them. Otherwise the kernel serves it. The end of the stream and errors are therefore the
+//!   kernel's.
 //! - A write goes to the stream only when the relay has moved all bytes that were written to the kernel, by our count
 //!   or by the kernel's. If the stream is full, the kernel executes the write, and reports when there is room.
 //! - Long writes are copied into the memory of `outgoing`, and long reads out of that of `incoming`; the kernel has the
@@ -15,10 +15,12 @@
 //!
 //! While the program polls, by reads that find nothing or by reads that wait, the relay leaves the data in the stream.
 
+mod reads;
+
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    io::{self, IoSlice},
+    io::IoSlice,
     net::SocketAddr,
     os::fd::{AsFd as _, RawFd},
     sync::{
@@ -26,13 +28,14 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread::{self, Thread},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use libc::c_int;
 use rustix::{fs::OFlags, io::ioctl_fionread};
 use xwarp_sdp::SdpStream;
 
+pub use self::reads::{read_in_kernel, receive};
 use crate::{
     incoming::Incoming,
     locks::{lock, try_lock, try_lock_awhile},
@@ -44,14 +47,6 @@ use crate::{
     tracking::{self, NUMBERS},
 };
 
-/// Polling time of a read that waits, before it sleeps in the kernel: twice the time that the last such read waited,
-/// within these bounds. A read polls only if the last one waited for less than the upper bound, so that at most every
-/// second read polls without success. The upper bound is longer than a round trip between two sleeping programs, so
-/// that both begin to poll.
-const LEAST_POLLING: Duration = Duration::from_micros(50);
-const MOST_POLLING: Duration = Duration::from_micros(250);
-/// Number of consecutive reads without data after which a non-blocking program counts as polling.
-const POLLS: u32 = 3;
 /// Interval at which the relay checks whether a program still polls, at first and while it continues. When the program
 /// stops, data may wait this long.
 const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
@@ -82,6 +77,10 @@ pub struct Direct {
     /// An out-of-band byte was written to the kernel. It is not counted, because the way in which the program reads it
     /// depends on socket options.
     kernel_reads: AtomicBool,
+    /// The time limit of reads (`SO_RCVTIMEO`) in nanoseconds; 0 if there is none.
+    read_limit_ns: AtomicU64,
+    /// Threads that sleep for frames in a read.
+    sleepers: AtomicU32,
     /// The program polls: the relay leaves data in the stream.
     polling: AtomicBool,
     /// Reads of the stream.
@@ -166,11 +165,14 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Inside;
+/// A cancellation of the thread waits until it has left: it must not end the thread in a system call of the engine.
+struct Inside {
+    uncancelled: sys::Uncancelled,
+}
 
 impl Inside {
     fn enter() -> Option<Self> {
-        (!INSIDE.replace(true)).then(|| Self)
+        (!INSIDE.replace(true)).then(|| Self { uncancelled: sys::Uncancelled::new() })
     }
 }
 
@@ -206,8 +208,9 @@ pub fn hint(fd: RawFd, leg: SocketAddr) {
     if let Ok(mut hint) = place.write() {
         *hint = joined.map(|joined| Hint { leg, joined, serial });
     }
-    // The option may have been set before, or on the listening socket.
+    // The options may have been set before, or on the listening socket.
     low_mark_changed(fd);
+    read_limit_changed(fd);
 }
 
 /// The connection of the program's socket `fd`, if it is one of this process.
@@ -245,6 +248,14 @@ pub fn low_mark_changed(fd: RawFd) {
         direct.leave_reads_to_kernel();
         direct.leave_to_kernel();
         direct.incoming.leave_to_kernel(found.joined.kernel());
+        found.joined.wake_reader();
+    }
+}
+
+/// The program may have changed `SO_RCVTIMEO` of its socket `fd`.
+pub fn read_limit_changed(fd: RawFd) {
+    if let Some(found) = find(fd) {
+        found.joined.direct.read_limit_ns.store(sys::read_limit_ns(fd), Ordering::Release);
     }
 }
 
@@ -254,6 +265,7 @@ pub fn shut(fd: RawFd, how: c_int) {
     let direct = &found.joined.direct;
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
         direct.leave_reads_to_kernel();
+        found.joined.wake_reader();
     }
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         direct.shut.store(true, Ordering::Release);
@@ -277,17 +289,6 @@ pub fn write_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
         Some(found) => found.joined.direct.count_written(call),
         None => call(),
     }
-}
-
-/// A call that reads from the program's socket `fd` in the kernel.
-pub fn read_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
-    let Some(found) = find(fd) else { return call() };
-    let direct = &found.joined.direct;
-    direct.leave_to_kernel();
-    direct.incoming.leave_to_kernel(found.joined.kernel());
-    let done = call();
-    direct.count_taken(done);
-    done
 }
 
 /// Writes `pieces` to the stream; `None` when the kernel must take all of them.
@@ -380,100 +381,7 @@ pub fn send(
     done + sent as isize
 }
 
-/// The outcome of a direct read.
-enum Read {
-    Done(usize),
-    /// No data is available, and the call is non-blocking.
-    Empty,
-    /// The kernel must serve the call.
-    Kernel,
-    /// The same for a call that has waited since this time.
-    Waits(Instant),
-}
-
-fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Read {
-    let joined = &*found.joined;
-    let direct = &joined.direct;
-    let Some(_receiving) = try_lock(&direct.receiving) else { return Read::Kernel };
-    if direct.kernel_reads.load(Ordering::Relaxed) || !direct.has_taken_all() {
-        return Read::Kernel;
-    }
-    if direct.incoming.is_left() {
-        return match direct.take_piece(joined, pieces, 0) {
-            0 => Read::Kernel,
-            n => Read::Done(n),
-        };
-    }
-    direct.attempts.fetch_add(1, Ordering::Relaxed);
-    let Some((first, rest)) = pieces.split_first_mut() else { return Read::Kernel };
-    // A program that polls by non-blocking calls runs the device in them.
-    let outcome = if direct.is_polled() {
-        joined.stream.try_read_for(first, Duration::ZERO)
-    } else {
-        joined.stream.try_read(first)
-    };
-    if !is_empty(&outcome) {
-        return direct.finish_read(joined, outcome, rest, first.len());
-    }
-    // The relay reads the data that the peer advertises, and turns out-of-band bytes into urgent data of the kernel's
-    // socket.
-    if joined.stream.has_offer_or_oob() {
-        return Read::Kernel;
-    }
-    if flags & libc::MSG_DONTWAIT != 0 || !found.waits(fd) {
-        let empty = direct.empty.fetch_add(1, Ordering::Relaxed) + 1;
-        // The program continues to poll, and the relay checks this.
-        if empty >= POLLS || direct.is_polled() {
-            direct.polling.store(true, Ordering::Relaxed);
-            return Read::Empty;
-        }
-        return Read::Kernel;
-    }
-    let begin = Instant::now();
-    let waited = Duration::from_nanos(direct.waited_ns.load(Ordering::Relaxed));
-    if waited < MOST_POLLING {
-        direct.polling.store(true, Ordering::Relaxed);
-        let limit = (2 * waited).clamp(LEAST_POLLING, MOST_POLLING);
-        let outcome = joined.stream.try_read_for(first, limit);
-        if !is_empty(&outcome) {
-            direct.waited_since(begin);
-            return direct.finish_read(joined, outcome, rest, first.len());
-        }
-    }
-    Read::Waits(begin)
-}
-
-fn is_empty(outcome: &io::Result<usize>) -> bool {
-    matches!(outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-}
-
 impl Direct {
-    fn finish_read(
-        &self,
-        joined: &Joined,
-        outcome: io::Result<usize>,
-        rest: &mut [&mut [u8]],
-        room: usize,
-    ) -> Read {
-        // The relay forwards the end of the stream and errors to the kernel.
-        let Ok(mut total) = outcome else { return Read::Kernel };
-        if total == 0 {
-            return Read::Kernel;
-        }
-        self.empty.store(0, Ordering::Relaxed);
-        let mut full = total == room;
-        for piece in rest {
-            if !full {
-                break;
-            }
-            let Ok(n) = joined.stream.try_read(piece) else { break };
-            total += n;
-            full = n == piece.len();
-        }
-        BYTES.fetch_add(total as u64, Ordering::Relaxed);
-        Read::Done(total)
-    }
-
     /// Whether the program has read all bytes that were written to the kernel.
     fn has_taken_all(&self) -> bool {
         self.forwarded.load(Ordering::SeqCst) == self.taken.load(Ordering::SeqCst)
@@ -482,18 +390,6 @@ impl Direct {
     /// Whether the next long piece is for reads of the program, not for the kernel.
     pub fn takes_pieces(&self) -> bool {
         self.incoming.is_wanted() && !self.kernel_reads.load(Ordering::Relaxed) && self.has_taken_all()
-    }
-
-    /// A read takes the piece that the relay has left for it.
-    fn take_piece(&self, joined: &Joined, pieces: &mut [&mut [u8]], skip: usize) -> usize {
-        let taken = self.incoming.take(joined.kernel(), pieces, skip, || self.has_taken_all());
-        BYTES.fetch_add(taken as u64, Ordering::Relaxed);
-        taken
-    }
-
-    fn waited_since(&self, begin: Instant) {
-        let waited = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.waited_ns.store(waited, Ordering::Relaxed);
     }
 
     /// Makes a call of the kernel and counts the bytes that it has written. While calls wait in the kernel, no direct
@@ -506,14 +402,6 @@ impl Direct {
         }
         self.writing.fetch_sub(1, Ordering::SeqCst);
         done
-    }
-
-    /// Counts the bytes that a call of the kernel has read, if it has not failed.
-    fn count_taken(&self, done: isize) {
-        if let Ok(taken @ 1..) = u64::try_from(done) {
-            self.taken.fetch_add(taken, Ordering::SeqCst);
-            self.empty.store(0, Ordering::Relaxed);
-        }
     }
 
     /// Called by the relay when it has moved so many bytes from the leg: the calls that have written them are over, or wait, unless
@@ -546,6 +434,7 @@ impl Direct {
             && !self.incoming.is_left()
         {
             joined.kernel().bring(&joined.stream);
+            joined.wake_reader();
         }
     }
 
@@ -570,62 +459,21 @@ impl Direct {
 
     /// From now on the kernel serves all reads. Called by the relay's thread while it holds `receiving`.
     pub fn leave_reads_to_kernel(&self) {
-        self.kernel_reads.store(true, Ordering::Relaxed);
+        self.kernel_reads.store(true, Ordering::SeqCst);
+    }
+
+    fn read_limit(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.read_limit_ns.load(Ordering::Acquire)))
+            .filter(|limit| !limit.is_zero())
+    }
+
+    /// Whether a thread sleeps for frames, and must be woken when the kernel has something to read.
+    pub fn is_slept_in(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) > 0
     }
 
     /// Records that the calling thread is the relay's towards the program.
     pub fn relayed_here(&self) {
         *lock(&self.relay) = Some(thread::current());
     }
-}
-
-/// A read of the program. `kernel` is the kernel's call.
-pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl FnOnce() -> isize) -> isize {
-    const KNOWN: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    let Some(found) = find(fd) else { return kernel() };
-    let joined = &*found.joined;
-    let direct = &joined.direct;
-    let known = flags & !KNOWN == 0 && !pieces.is_empty() && pieces.iter().all(|piece| !piece.is_empty());
-    if known && found.alone && pieces.iter().map(|piece| piece.len()).sum::<usize>() >= ADVERTISED_BYTES {
-        direct.incoming.want(true);
-    } else if !known {
-        direct.incoming.leave_to_kernel(joined.kernel());
-    }
-    let mut begin = None;
-    if let Some(_inside) = Inside::enter() {
-        match if known { read(&found, fd, flags, pieces) } else { Read::Kernel } {
-            Read::Done(n) => return n as isize,
-            Read::Empty => {
-                sys::set_errno(libc::EAGAIN);
-                return -1;
-            }
-            Read::Kernel if !known => direct.bring_to_kernel(joined),
-            Read::Kernel => {}
-            Read::Waits(since) => {
-                begin = Some(since);
-                joined.stream.end_polling();
-            }
-        }
-        direct.leave_to_kernel();
-    }
-    if found.is_replaced(fd) {
-        sys::set_errno(libc::EBADF);
-        return -1;
-    }
-    let done = kernel();
-    if let Some(begin) = begin {
-        direct.waited_since(begin);
-    }
-    // Neither takes bytes of the stream out of the kernel.
-    if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
-        direct.count_taken(done);
-    }
-    if known
-        && direct.incoming.is_left()
-        && let Ok(read @ 1..) = usize::try_from(done)
-        && let Some(_inside) = Inside::enter()
-    {
-        return done + direct.take_piece(joined, pieces, read) as isize;
-    }
-    done
 }

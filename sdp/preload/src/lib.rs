@@ -31,6 +31,7 @@
 //! | `next` | the functions of the C library that are replaced |
 //! | `numbers` | the numbers of the library's descriptors |
 //! | `outgoing` | memory of long pieces in transit to the network |
+//! | `signals` | whether calls are restarted after the program's signal handlers |
 //! | `tracking` | which descriptors are the only ones of their socket |
 //! | `transfers` | the functions that replace those that transfer data |
 //! | `sys` | system calls, past those functions, and hooks of the C library |
@@ -52,6 +53,7 @@ mod numbers;
 mod outgoing;
 mod process;
 mod relay;
+mod signals;
 mod sys;
 mod tracking;
 mod transfers;

@@ -1,5 +1,6 @@
 //! The functions of the C library that transfer data or change descriptors, which this library replaces. Unlike plain system calls
-//! they are cancellation points of threads.
+//! they are cancellation points of threads: where a thread ends, its stack is unwound, through the functions that replace
+//! these (`C-unwind`).
 
 use std::{
     ffi::CStr,
@@ -9,7 +10,7 @@ use std::{
 
 use libc::{
     FILE, aiocb, c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, off_t, off64_t,
-    pid_t, sigevent, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    pid_t, pthread_t, sigevent, sighandler_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
 /// The address of the function behind ours; looked up once.
@@ -36,7 +37,7 @@ macro_rules! next {
             static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             // SAFETY: the function of this name has this type.
             let function = unsafe {
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> $result>(
+                std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($kind),*) -> $result>(
                     address($symbol, &KNOWN),
                 )
             };
@@ -93,6 +94,20 @@ next! {
     shutdown = c"shutdown" (fd: c_int, how: c_int) -> c_int;
     /// `setsockopt`.
     setsockopt = c"setsockopt" (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    /// `sigaction`.
+    sigaction = c"sigaction" (signal: c_int, action: *const libc::sigaction, before: *mut libc::sigaction) -> c_int;
+    /// `signal`; `bsd_signal` and `ssignal` are the same.
+    signal = c"signal" (signal: c_int, handler: sighandler_t) -> sighandler_t;
+    /// `sysv_signal`.
+    sysv_signal = c"sysv_signal" (signal: c_int, handler: sighandler_t) -> sighandler_t;
+    /// `sigset`.
+    sigset = c"sigset" (signal: c_int, disposition: sighandler_t) -> sighandler_t;
+    /// `sigignore`.
+    sigignore = c"sigignore" (signal: c_int) -> c_int;
+    /// `siginterrupt`.
+    siginterrupt = c"siginterrupt" (signal: c_int, flag: c_int) -> c_int;
+    /// `pthread_cancel`.
+    pthread_cancel = c"pthread_cancel" (thread: pthread_t) -> c_int;
     /// `fdopen`.
     fdopen = c"fdopen" (fd: c_int, mode: *const c_char) -> *mut FILE;
     /// `fclose`.

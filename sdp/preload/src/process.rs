@@ -379,6 +379,11 @@ impl Process {
         self.relays.start(&joined)
     }
 
+    /// Wakes the threads that sleep for frames.
+    pub fn end_sleeps(&self) {
+        lock(&self.ports).values().flatten().for_each(|port| port.sdp.device().end_sleep());
+    }
+
     /// Called at the end of the process: sends the remaining data to the peers.
     pub fn finish(&self) {
         self.relays.finish(PATIENCE);

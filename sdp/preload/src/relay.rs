@@ -196,6 +196,13 @@ impl Joined {
         Kernel { leg: &self.leg, forwarded: &self.direct.forwarded }
     }
 
+    /// Wakes the threads that sleep in a direct read: the kernel serves them.
+    pub fn wake_reader(&self) {
+        if self.direct.is_slept_in() {
+            self.stream.end_sleep();
+        }
+    }
+
     /// Connects the leg to the program's listening socket at `service`.
     pub fn call(&self, service: SocketAddr) -> io::Result<()> {
         Ok(connect(&self.leg, &service)?)
@@ -340,6 +347,7 @@ impl Relays {
                 let _ = forward_piece(&joined, Duration::ZERO);
                 stream.abort();
                 reset(leg);
+                joined.wake_reader();
             }
         };
         thread("xwarp-sdp-recv").spawn(receive).map(drop)
@@ -485,7 +493,8 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
             stream.wait_readable_or(|| direct.is_polled())?;
         }
         let _receiving = lock(&direct.receiving);
-        if direct.is_polled() {
+        // A direct read may have been faster.
+        if direct.is_polled() || (len < ADVERTISED_BYTES && !stream.is_readable()) {
             continue;
         }
         let into = memory.take().map_or_else(chunk, Ok)?;
@@ -502,6 +511,7 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
             Ok(Received::Bytes(0)) => {
                 // The program may have closed its socket already.
                 let _ = shutdown(leg, rustix::net::Shutdown::Write);
+                joined.wake_reader();
                 return Ok(());
             }
             Ok(Received::Bytes(received)) => {
@@ -539,7 +549,10 @@ fn forward(joined: &Joined, memory: &Memory, part: Range<usize>, flags: SendFlag
     let Range { start: mut at, end } = part;
     while at < end {
         match sys::send(leg, memory, at, end - at, flags | SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(sent) => at += sent,
+            Ok(sent) => {
+                at += sent;
+                joined.wake_reader();
+            }
             Err(Errno::AGAIN) => wait_writable(leg, stream)?,
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),

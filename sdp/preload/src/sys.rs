@@ -125,6 +125,56 @@ pub fn low_mark(fd: RawFd) -> c_int {
     if known { bytes } else { 1 }
 }
 
+/// The time limit of reads of a socket (`SO_RCVTIMEO`) in nanoseconds; 0 if there is none.
+pub fn read_limit_ns(fd: RawFd) -> u64 {
+    let Some(socket) = borrow(fd) else { return 0 };
+    let limit = sockopt::socket_timeout(socket, sockopt::Timeout::Recv).ok().flatten();
+    limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// Ends the calling thread if another thread has cancelled it.
+pub fn cancellation_point() {
+    // SAFETY: no arguments.
+    unsafe { pthread_testcancel() };
+}
+
+/// While it exists, the calling thread cannot be cancelled.
+pub struct Uncancelled(c_int);
+
+/// Sets whether the calling thread can be cancelled; returns what was set before.
+fn set_cancel_state(state: c_int) -> c_int {
+    let mut before = 0;
+    // SAFETY: the call stores a number.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+impl Uncancelled {
+    pub fn new() -> Self {
+        Self(set_cancel_state(PTHREAD_CANCEL_DISABLE))
+    }
+
+    /// Ends the thread if another thread has cancelled it.
+    pub fn cancellation_point(&self) {
+        set_cancel_state(self.0);
+        cancellation_point();
+        set_cancel_state(PTHREAD_CANCEL_DISABLE);
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        set_cancel_state(self.0);
+    }
+}
+
 /// Whether the next byte of a socket that keeps urgent data in line is the urgent byte (`SIOCATMARK`).
 pub fn is_at_mark(socket: &OwnedFd) -> bool {
     const SIOCATMARK: libc::Ioctl = 0x8905;

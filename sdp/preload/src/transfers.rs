@@ -70,7 +70,7 @@ fn one(base: *mut c_void, len: size_t) -> iovec {
 /// # Safety
 /// As for `read` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe { to_fill(&one(to, len), 1, |pieces| direct::receive(fd, pieces, 0, || next::read(fd, to, len))) }
 }
@@ -80,7 +80,12 @@ pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_
 /// # Safety
 /// As for `read` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, object: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn __read_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    object: size_t,
+) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe { if len > object { next::read_checked(fd, to, len, object) } else { read(fd, to, len) } }
 }
@@ -90,7 +95,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, obj
 /// # Safety
 /// As for `readv` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
     let pieces = usize::try_from(count).unwrap_or(0);
     // SAFETY: the caller's promise.
     unsafe { to_fill(to, pieces, |pieces| direct::receive(fd, pieces, 0, || next::readv(fd, to, count))) }
@@ -101,7 +106,7 @@ pub unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssi
 /// # Safety
 /// As for `recv` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe { recvfrom(fd, to, len, flags, ptr::null_mut(), ptr::null_mut()) }
 }
@@ -111,7 +116,7 @@ pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_
 /// # Safety
 /// As for `recv` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(
+pub unsafe extern "C-unwind" fn __recv_chk(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -127,7 +132,7 @@ pub unsafe extern "C" fn __recv_chk(
 /// # Safety
 /// As for `recvfrom` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvfrom(
+pub unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -156,7 +161,7 @@ pub unsafe extern "C" fn recvfrom(
 /// # Safety
 /// As for `recvfrom` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
+pub unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -180,7 +185,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
 /// # Safety
 /// As for `recvmsg` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise; the kernel refuses null.
     unsafe {
         let Some(header) = message.as_mut() else { return next::recvmsg(fd, message, flags) };
@@ -207,7 +212,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 /// # Safety
 /// As for `write` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         to_send(&one(from.cast_mut(), len), 1, |pieces| {
@@ -221,7 +226,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> s
 /// # Safety
 /// As for `writev` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         to_send(from, usize::try_from(count).unwrap_or(0), |pieces| {
@@ -241,7 +246,7 @@ pub unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> 
 /// # Safety
 /// As for `send` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe { sendto(fd, from, len, flags, ptr::null(), 0) }
 }
@@ -251,7 +256,7 @@ pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags
 /// # Safety
 /// As for `sendto` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
+pub unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -274,7 +279,7 @@ pub unsafe extern "C" fn sendto(
 /// # Safety
 /// As for `sendmsg` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise; the kernel refuses null.
     unsafe {
         let Some(header) = message.as_ref().filter(|header| header.msg_controllen == 0) else {

@@ -72,7 +72,7 @@ pub(crate) struct State {
     pub(super) polls: u64,
     /// The connection is polled: its completions notify no thread. The value is the number of polls at the service's
     /// last check.
-    pub(super) polled: Option<u64>,
+    pub(crate) polled: Option<u64>,
     /// The service checks periodically whether the connection is polled.
     pub(super) looked_at: bool,
     /// Number of waiting threads, by event.
@@ -164,7 +164,7 @@ impl State {
     }
 
     /// Handles the waiting completions, and arms the notification of the service.
-    pub(super) fn take_completions(&mut self, core: &Core) {
+    pub(crate) fn take_completions(&mut self, core: &Core) {
         loop {
             let Some(link) = &mut self.link else { return };
             link.cq.arm(false);
@@ -176,10 +176,15 @@ impl State {
 
     /// Handles the waiting completions; returns whether there was one. Runs the engine only when there was none: one
     /// more turn would send the acknowledgement that the program's reply can carry (`docs/decisions/0002-*`).
-    pub(super) fn poll_completions(&mut self, core: &Core) -> bool {
+    pub(crate) fn poll_completions(&mut self, core: &Core) -> bool {
         let mut found = std::mem::take(&mut self.completions);
         if let Some(link) = &self.link {
-            link.cq.poll(&mut found, link.cq.capacity());
+            let most = link.cq.capacity();
+            if self.polled.is_some() {
+                link.cq.poll(&mut found, most);
+            } else {
+                link.cq.poll_armed(&mut found, most);
+            }
         }
         let any = !found.is_empty();
         for completion in found.drain(..) {
