@@ -42,6 +42,9 @@ pub struct Channel {
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// Identifiers whose connection ended with their queue pair, and whose `DISCONNECTED` event is due.
     ended: BellQueue<Weak<Id>>,
+    /// Held from the taking of an event until it counts as unacknowledged. Otherwise another thread could take the
+    /// identifier's next event and destroy the identifier, and the first event would be lost.
+    taking: Mutex<()>,
     readers: Mutex<Readers>,
     entered: Condvar,
 }
@@ -81,6 +84,7 @@ impl Channel {
             fd,
             lanes: Mutex::default(),
             ended,
+            taking: Mutex::default(),
             readers: Mutex::default(),
             entered: Condvar::new(),
         }))
@@ -111,6 +115,7 @@ impl Channel {
 
     /// The next event for the program, without waiting.
     fn poll(self: &Arc<Self>) -> Option<Arc<CmEvent>> {
+        let _taking = lock(&self.taking);
         if let Some(event) = self.next_ended() {
             return Some(event);
         }
