@@ -16,7 +16,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use xwarp_verbs::{
     CompletionChannel, CompletionQueueOptions, Device, FramingConfig, Markers, MpaConfig, NoReceive,
-    ProtectionDomain, QueuePairOptions, Rtr,
+    ProtectionDomain, QueuePairOptions, Rtr, Tuning,
     cm::{AcceptOptions, CmId, CmKey, ConnectOptions, EventChannel, EventKind, IncomingRequest},
 };
 
@@ -40,6 +40,10 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Time limit for each step of the set-up: the resolution of the peer's address, the MPA start-up frames, and the HelloAck
 /// behind them.
 const SET_UP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Longest time that the ACK of a single short segment waits for the program's answer: 40 ms, as in Linux. An ACK of its own
+/// wakes a peer that sleeps for nothing. SDP needs the completion of a send only to use its buffer again.
+const ANSWER_DELAY: Duration = Duration::from_millis(40);
 
 /// Settings of SDP on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,6 +200,8 @@ impl Core {
 
     /// The device's resources for a new connection, with its first receives posted.
     fn link(&self, id: CmId, machine: &Machine, number: u64) -> io::Result<Link> {
+        let tuning = Tuning { answer_delay: Some(ANSWER_DELAY), ..id.tuning() };
+        id.tune(tuning).map_err(io::Error::other)?;
         // A connection that was moved has the settings of its first service.
         let config = machine.config();
         let receives_most = u32::from(config.buffers) * 2 + 2 + u32::from(FAREWELL_RECEIVES);

@@ -30,10 +30,11 @@ impl<U: Ulp> Stack<U> {
 }
 
 impl<P> ConnSlot<P> {
-    /// Whether an idle turn sends an ACK. While the application polls, it sends none that waits for further segments.
+    /// Whether an idle turn sends an ACK. It sends none that waits for the application's answer, and while the application
+    /// polls none that waits for further segments.
     #[inline]
     pub(super) fn has_idle_ack(&self, polled: bool) -> bool {
-        self.tcp.owes_ack() && !(polled && self.tcp.holds_ack())
+        self.tcp.owes_ack() && !self.tcp.awaits_answer() && !(polled && self.tcp.holds_ack())
     }
 
     /// The work for the ACK that the connection owes, if it owes one.

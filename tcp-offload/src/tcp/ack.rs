@@ -22,6 +22,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owed {
     Nothing,
+    /// The ACK of a single short segment, which waits for the application's answer also when the engine is idle.
+    Answer,
     /// An ACK of segments after which the peer had more to send. While the application polls, it waits for those.
     Held,
     /// An ACK that may wait for data to carry it.
@@ -37,6 +39,8 @@ pub(super) enum Wait {
     Hold,
     /// For data that carries the ACK.
     Delay,
+    /// The same, for the ACK of a single short segment.
+    Answer,
 }
 
 /// The delayed-ACK state of one connection.
@@ -67,7 +71,8 @@ impl AckPolicy {
 
     /// Records payload that was taken in order. The ACK is due once the bytes of `every` segments of `full` bytes are
     /// unacknowledged, or a quarter of the advertised window, of which `window` bytes are left. Until then it is held, unless the
-    /// peer `pushed` the payload. Returns the timer that has to be armed.
+    /// peer `pushed` the payload; if `answered`, that of a single pushed segment that is not full waits for the application's
+    /// answer. Returns the timer that has to be armed.
     #[inline]
     pub(super) fn in_order(
         &mut self,
@@ -77,6 +82,7 @@ impl AckPolicy {
         full: usize,
         every: usize,
         window: usize,
+        answered: bool,
     ) -> Option<Wait> {
         if now.since(self.taken_at) >= PAUSE {
             self.quick = self.quick.max(QUICK_ACKS);
@@ -100,7 +106,15 @@ impl AckPolicy {
                 self.owed = Owed::Held;
                 Some(Wait::Hold)
             }
-            Owed::Nothing => {
+            Owed::Nothing if answered && !quick && self.bytes < full => {
+                self.owed = Owed::Answer;
+                Some(Wait::Answer)
+            }
+            Owed::Answer if held => {
+                self.owed = Owed::Held;
+                Some(Wait::Hold)
+            }
+            Owed::Nothing | Owed::Answer => {
                 self.owed = Owed::Pending;
                 Some(Wait::Delay)
             }
@@ -124,15 +138,15 @@ impl AckPolicy {
         self.quick = self.quick.max(QUICK_ACKS);
     }
 
-    /// Makes a held or delayed ACK due now. Returns whether an ACK is due.
+    /// Makes a held or delayed ACK due now, unless it waits for an answer. Returns whether an ACK is due.
     pub(super) fn flush(&mut self) -> bool {
-        if self.owed != Owed::Nothing {
+        if let Owed::Held | Owed::Pending = self.owed {
             self.owed = Owed::Now;
         }
         self.owed == Owed::Now
     }
 
-    /// Makes a held or delayed ACK due now, because its timer has expired. If the peer has been silent since `silent_since`, it
+    /// Makes the ACK that is owed due now, because its timer has expired. If the peer has been silent since `silent_since`, it
     /// may have waited for the held one: the next ACKs are not held, twice as many each time until one was held with success.
     pub(super) fn expire(&mut self, silent_since: Instant) {
         if self.owed == Owed::Held {
@@ -143,12 +157,19 @@ impl AckPolicy {
                 self.penalty = 1;
             }
         }
-        self.flush();
+        if self.owed != Owed::Nothing {
+            self.owed = Owed::Now;
+        }
     }
 
     /// Whether data was taken since the last ACK.
     pub(super) fn is_owed(&self) -> bool {
         self.owed != Owed::Nothing
+    }
+
+    /// Whether the ACK waits for the application's answer only.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.owed == Owed::Answer
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -179,7 +200,47 @@ mod tests {
 
     /// Takes a full segment of 1000 bytes.
     fn take(ack: &mut AckPolicy, pushed: bool) -> Option<Wait> {
-        ack.in_order(NOW, 1000, pushed, 1000, 8, WINDOW)
+        ack.in_order(NOW, 1000, pushed, 1000, 8, WINDOW, false)
+    }
+
+    /// Takes a pushed segment of 100 bytes, of a peer whose segments are answered.
+    fn take_answered(ack: &mut AckPolicy) -> Option<Wait> {
+        ack.in_order(NOW, 100, true, 1000, 8, WINDOW, true)
+    }
+
+    #[test]
+    fn the_ack_of_a_single_short_segment_waits_for_the_answer() {
+        let mut ack = AckPolicy::settled(NOW);
+        assert_eq!(take_answered(&mut ack), Some(Wait::Answer));
+        assert!(ack.awaits_answer() && ack.is_owed() && !ack.flush(), "an idle turn does not send it");
+        ack.sent();
+        assert!(!ack.is_owed());
+        assert_eq!(take_answered(&mut ack), Some(Wait::Answer));
+        ack.expire(BEFORE);
+        assert!(ack.is_due());
+        ack.sent();
+        assert_eq!(ack.in_order(NOW, 1000, true, 1000, 8, WINDOW, true), Some(Wait::Delay), "a full one");
+    }
+
+    /// The peer sends without waiting for answers, so it may wait for ACKs.
+    #[test]
+    fn the_ack_of_a_second_segment_waits_for_no_answer() {
+        let mut ack = AckPolicy::settled(NOW);
+        take_answered(&mut ack);
+        assert_eq!(take_answered(&mut ack), Some(Wait::Delay), "the timer of the answer is longer");
+        assert!(!ack.awaits_answer() && ack.flush());
+        ack.sent();
+        take_answered(&mut ack);
+        assert_eq!(ack.in_order(NOW, 100, false, 1000, 8, WINDOW, true), Some(Wait::Hold));
+        assert!(ack.is_held());
+    }
+
+    /// The window of a peer that has just sent nothing for long, or lost much, may be a single segment.
+    #[test]
+    fn a_quick_ack_waits_for_no_answer() {
+        let mut ack = AckPolicy::new(NOW);
+        assert_eq!(take_answered(&mut ack), Some(Wait::Delay));
+        assert!(ack.flush());
     }
 
     #[test]
@@ -207,7 +268,7 @@ mod tests {
         assert!(ack.is_due());
         ack.sent();
         assert!(!ack.is_due());
-        assert_eq!(ack.in_order(NOW, 1, true, 1000, 8, WINDOW), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW, 1, true, 1000, 8, WINDOW, false), Some(Wait::Delay));
         assert!(ack.flush());
         assert!(ack.is_due());
     }
@@ -227,7 +288,7 @@ mod tests {
             let mut ack = AckPolicy::settled(NOW);
             let until_due = (1..100).find(|_| {
                 let left = window - ack.bytes;
-                ack.in_order(NOW, 1000, false, 1000, 8, left - 1000);
+                ack.in_order(NOW, 1000, false, 1000, 8, left - 1000, false);
                 ack.is_due()
             });
             assert_eq!(until_due, Some(segments), "window of {window} bytes");
@@ -258,8 +319,8 @@ mod tests {
         assert_eq!(take(&mut ack, false), Some(Wait::Hold));
         ack.flush();
         ack.sent();
-        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW), Some(Wait::Delay));
-        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW), None);
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW, false), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW, false), None);
         assert!(ack.is_due());
     }
 

@@ -79,6 +79,10 @@ pub struct TcpConfig {
     /// Longest time that an ACK waits for data to carry it. RFC 9293 section 3.8.6.3 allows 500 ms. 1 ms, because round
     /// trips here are microseconds, and a sender with a small window must not wait long.
     pub delayed_ack: Duration,
+    /// Longest time that the ACK of a single segment that is not full waits for the application's answer to carry it, also when
+    /// the engine is idle; `None`: an idle turn sends this ACK. It delays the completion of the peer's sends, so it is for
+    /// protocols that do not wait for it. A peer's tail loss probes adapt to it, as they do to Linux's delayed ACKs.
+    pub answer_delay: Option<Duration>,
     /// Full segments after which an ACK is sent at once, except while the peer's congestion window may be small: then 2, as
     /// RFC 5681 section 4.2 recommends. 16, because an ACK frame costs a third as much as a data frame, and senders count
     /// bytes (RFC 3465).
@@ -140,6 +144,8 @@ pub struct Tuning {
     pub dscp: u8,
     /// See [`TcpConfig::hop_limit`].
     pub hop_limit: u8,
+    /// See [`TcpConfig::answer_delay`].
+    pub answer_delay: Option<Duration>,
 }
 
 impl Default for Keepalive {
@@ -172,6 +178,7 @@ impl Tuning {
             keepalive: self.keepalive.map(Keepalive::clamped),
             dscp: self.dscp & 0x3f,
             hop_limit: self.hop_limit.max(1),
+            answer_delay: self.answer_delay.map(|delay| delay.clamp(TICK, MOST_ACK_DELAY)),
         }
     }
 }
@@ -181,10 +188,10 @@ impl TcpConfig {
     /// tick, a time-out for at most a day, and a connection can always send a segment.
     #[must_use]
     pub fn clamped(self) -> Self {
-        let Tuning { user_timeout, keepalive, dscp, hop_limit } = self.tuning().clamped();
+        let tuning = self.tuning().clamped();
         let rto_min = self.rto_min.clamp(TICK, MOST_TIMEOUT);
         let delayed_ack = self.delayed_ack.min(MOST_ACK_DELAY);
-        Self {
+        let mut clamped = Self {
             initial_window: self.initial_window.max(1),
             rto_initial: self.rto_initial.clamp(TICK, MOST_TIMEOUT),
             rto_min,
@@ -199,12 +206,10 @@ impl TcpConfig {
             fin_wait_2: self.fin_wait_2.max(TICK),
             challenge_period: self.challenge_period.max(TICK),
             max_chunks: self.max_chunks.max(1),
-            user_timeout,
-            keepalive,
-            dscp,
-            hop_limit,
             ..self
-        }
+        };
+        clamped.apply(tuning);
+        clamped
     }
 
     /// The initial and the largest receive window, in bytes.
@@ -215,8 +220,16 @@ impl TcpConfig {
 
     /// The settings that can be changed while the connection is open.
     pub fn tuning(&self) -> Tuning {
-        let Self { user_timeout, keepalive, dscp, hop_limit, .. } = *self;
-        Tuning { user_timeout, keepalive, dscp, hop_limit }
+        let Self { user_timeout, keepalive, dscp, hop_limit, answer_delay, .. } = *self;
+        Tuning { user_timeout, keepalive, dscp, hop_limit, answer_delay }
+    }
+
+    /// Replaces these settings.
+    pub(super) fn apply(&mut self, tuning: Tuning) {
+        let Tuning { user_timeout, keepalive, dscp, hop_limit, answer_delay } = tuning;
+        (self.user_timeout, self.keepalive) = (user_timeout, keepalive);
+        (self.dscp, self.hop_limit) = (dscp, hop_limit);
+        self.answer_delay = answer_delay;
     }
 }
 
@@ -236,6 +249,7 @@ impl Default for TcpConfig {
             rto_max: Duration::from_mins(1),
             tlp_ack_delay: Duration::from_millis(2),
             delayed_ack: Duration::from_millis(1),
+            answer_delay: None,
             ack_every: 16,
             ack_hold: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(30),

@@ -267,10 +267,13 @@ impl Connection {
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
             let (every, window) = (self.config.ack_every as usize, self.rx.window() as usize);
-            let delay = match self.ack.in_order(now, arrival.len, arrival.pushed, full, every, window) {
+            let answered = self.config.answer_delay.is_some();
+            let wait = self.ack.in_order(now, arrival.len, arrival.pushed, full, every, window, answered);
+            let delay = match wait {
                 None => None,
                 Some(Wait::Hold) => Some(self.config.ack_hold),
                 Some(Wait::Delay) => Some(self.config.delayed_ack),
+                Some(Wait::Answer) => self.config.answer_delay,
             };
             match delay {
                 None => {}
@@ -380,6 +383,11 @@ impl Connection {
         self.ack.is_held()
     }
 
+    /// Whether the pending ACK waits for the application's answer, also when the engine is idle.
+    pub fn awaits_answer(&self) -> bool {
+        self.ack.awaits_answer()
+    }
+
     /// Subtracts from the receive window the `bytes` that the framing layer holds because it can neither place nor
     /// deliver them.
     pub fn withheld(&mut self, bytes: usize) {
@@ -419,10 +427,9 @@ impl Connection {
 
     /// Changes the settings of this connection only.
     pub fn tune(&mut self, now: Instant, tuning: &Tuning) {
-        let Tuning { user_timeout, keepalive, dscp, hop_limit } = tuning.clamped();
-        let config = Arc::make_mut(&mut self.config);
-        (config.user_timeout, config.keepalive) = (user_timeout, keepalive);
-        (config.dscp, config.hop_limit) = (dscp, hop_limit);
+        let tuning = tuning.clamped();
+        let Tuning { dscp, hop_limit, .. } = tuning;
+        Arc::make_mut(&mut self.config).apply(tuning);
         self.headers = Headers::new(&self.path).with_service(dscp, hop_limit);
         if let Stage::SynSent(..) | Stage::SynReceived(..) | Stage::TimeWait(..) | Stage::Closed(_) =
             self.stage

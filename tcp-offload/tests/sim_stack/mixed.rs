@@ -152,7 +152,9 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
     let (wire, link_a, link_b) = Wire::new(config);
     let mut end = |link, seed| {
         let secret = Secret::from_number(seed);
-        End::new(link, StackConfig { secret, tcp: dice.tcp(), ..StackConfig::default() })
+        let answer_delay = (seed & 4 != 0).then_some(Duration::from_millis(80));
+        let tcp = TcpConfig { answer_delay, ..dice.tcp() };
+        End::new(link, StackConfig { secret, tcp, ..StackConfig::default() })
     };
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
     a.stack.set_polled(seed & 1 != 0);
