@@ -162,8 +162,9 @@ pub(super) struct Queue {
     /// No entry before this offset counts as lost.
     lost_from: StreamOffset,
     /// Transmissions in the order of RFC 8985 (`RACK_sent_after`), oldest first: the last one of each entry in flight,
-    /// and stale ones.
-    transmissions: VecDeque<Transmission>,
+    /// and stale ones. `None` until a loss may have to be detected, and again after the queue was empty: most connections
+    /// never lose a segment.
+    transmissions: Option<VecDeque<Transmission>>,
     /// Bytes of payload on the heap.
     spilled_bytes: usize,
     /// No payload before this offset is in a frame.
@@ -224,7 +225,6 @@ impl Queue {
         if self.entries.capacity() == 0 {
             // Enough for the set-up of a connection; an idle one stays small.
             self.entries.reserve_exact(2);
-            self.transmissions.reserve_exact(2);
         }
         let (sent, end) = (entry.sent, entry.end);
         self.entries.push_back(entry);
@@ -235,27 +235,35 @@ impl Queue {
     /// pieces of a replaced entry, which keep its time.
     #[inline]
     fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
-        if self.transmissions.back().is_none_or(|last| last.is_before(sent, end)) {
-            self.transmissions.push_back(Transmission { sent, end });
-        } else {
-            self.insert_transmission(sent, end);
-        }
-        if self.transmissions.len() > 2 * self.entries.len() + SPARE_TRANSMISSIONS {
+        let Some(list) = &mut self.transmissions else { return };
+        let later = list.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
+        list.insert(list.len() - later, Transmission { sent, end });
+        if list.len() > 2 * self.entries.len() + SPARE_TRANSMISSIONS {
             self.collect_transmissions();
         }
     }
 
-    #[cold]
-    fn insert_transmission(&mut self, sent: Instant, end: StreamOffset) {
-        let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
-        self.transmissions.insert(self.transmissions.len() - later, Transmission { sent, end });
-    }
-
     /// Drops stale transmissions, and adds those of entries that are in flight again.
     fn collect_transmissions(&mut self) {
+        if self.transmissions.is_some() {
+            self.transmissions = Some(self.transmissions_in_flight());
+        }
+    }
+
+    /// The last transmission of each entry in flight, oldest first.
+    fn transmissions_in_flight(&self) -> VecDeque<Transmission> {
         let in_flight = self.entries.iter().filter(|e| !e.sacked && !e.lost);
-        self.transmissions = in_flight.map(|e| Transmission { sent: e.sent, end: e.end }).collect();
-        self.transmissions.make_contiguous().sort_unstable_by_key(|t| (t.sent, t.end));
+        let mut list: VecDeque<_> = in_flight.map(|e| Transmission { sent: e.sent, end: e.end }).collect();
+        list.make_contiguous().sort_unstable_by_key(|t| (t.sent, t.end));
+        list
+    }
+
+    /// The list of transmissions, which is kept from now on.
+    fn keep_transmissions(&mut self) -> &mut VecDeque<Transmission> {
+        if self.transmissions.is_none() {
+            self.transmissions = Some(self.transmissions_in_flight());
+        }
+        self.transmissions.get_or_insert_default()
     }
 
     /// Removes the first entry if all of it is below `una`, after a call of `f` with it. Returns its payload.
@@ -274,10 +282,16 @@ impl Queue {
             self.in_flight -= entry.bytes();
         }
         self.retransmitted -= usize::from(entry.retransmitted);
-        while self.transmissions.pop_front_if(|oldest| oldest.end <= una).is_some() {}
         self.spilled_bytes -= entry.spilled_bytes();
         self.chunks -= usize::from(entry.chunks);
-        self.entries.pop_front().map(|entry| entry.payload)
+        let payload = self.entries.pop_front().map(|entry| entry.payload);
+        if let Some(list) = &mut self.transmissions {
+            while list.pop_front_if(|oldest| oldest.end <= una).is_some() {}
+            if self.entries.is_empty() {
+                self.transmissions = None;
+            }
+        }
+        payload
     }
 
     fn index_from(&self, offset: StreamOffset) -> usize {
@@ -397,10 +411,12 @@ impl Queue {
     /// The latest time before (`xmit`, `end`) at which an entry in flight was sent. If the last [`MOST_STALE`]
     /// transmissions before (`xmit`, `end`) are all stale, it is the time of the earliest of them, which is later
     /// than the right one.
-    pub(super) fn last_sent_before(&self, xmit: Instant, end: StreamOffset) -> Option<Instant> {
-        let count = self.transmissions.partition_point(|t| t.is_before(xmit, end));
+    pub(super) fn last_sent_before(&mut self, xmit: Instant, end: StreamOffset) -> Option<Instant> {
+        self.keep_transmissions();
+        let list = self.transmissions.as_ref()?;
+        let count = list.partition_point(|t| t.is_before(xmit, end));
         let mut last = None;
-        for transmission in self.transmissions.range(..count).rev().take(MOST_STALE) {
+        for transmission in list.range(..count).rev().take(MOST_STALE) {
             steps::add(1);
             last = Some(transmission.sent);
             let at = self.entries.partition_point(|e| e.end < transmission.end);
@@ -424,7 +440,9 @@ impl Queue {
         mut lost: impl FnMut(&SentSegment) -> bool,
     ) -> bool {
         let mut any = false;
-        while let Some(oldest) = self.transmissions.front().filter(|oldest| oldest.is_before(xmit, end)) {
+        while let Some(oldest) =
+            self.keep_transmissions().front().copied().filter(|oldest| oldest.is_before(xmit, end))
+        {
             steps::add(1);
             let at = self.entries.partition_point(|e| e.end < oldest.end);
             if let Some(entry) = self.entries.get(at).filter(|entry| oldest.is_last_of(entry)) {
@@ -434,7 +452,7 @@ impl Queue {
                 self.mark_lost(at);
                 any = true;
             }
-            self.transmissions.pop_front();
+            self.keep_transmissions().pop_front();
         }
         any
     }
