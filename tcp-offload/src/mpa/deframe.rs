@@ -4,7 +4,7 @@
 use super::{
     MpaError,
     frames::Fpdus,
-    layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
+    layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING, with_markers},
 };
 use crate::{copy, framing::Whole, link::read_at, seq::StreamOffset, ulp::Ulpdu};
 
@@ -61,9 +61,7 @@ pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option
     let to_marker = frames.layout.to_marker(start);
     let header = if to_marker == 0 { MARKER_BYTES } else { 0 };
     let ulpdu = usize::from(u16::from_be_bytes(*bytes.get(header..)?.first_chunk()?));
-    let body = Layout::body(ulpdu);
-    let markers = body.checked_sub(to_marker).map_or(0, |behind| behind.div_ceil(BETWEEN_MARKERS));
-    let len = body + MARKER_BYTES * markers;
+    let len = with_markers(Layout::body(ulpdu), to_marker);
     let fpdu = bytes.get(..len)?;
     if frames.crc {
         let (covered, field) = fpdu.split_last_chunk()?;
@@ -82,17 +80,17 @@ pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option
 /// Whether the markers in `bytes`, the rest of an FPDU from its first marker on, point to the length field. The first marker lies
 /// at byte `first` of the FPDU, the length field at byte `header`.
 #[inline]
-fn point_to_header(bytes: &[u8], first: usize, header: usize) -> bool {
-    let (spans, last) = bytes.as_chunks::<SPACING>();
+fn point_to_header(mut bytes: &[u8], first: usize, header: usize) -> bool {
     // The marker right before the length field is part of the FPDU, and points to it by 0.
     let (mut back, mut next) = (first.saturating_sub(header) as u16, (first + SPACING - header) as u16);
-    for [b0, b1, high, low, ..] in spans {
-        if pointer([*b0, *b1, *high, *low]) != back {
+    while let Some(marker) = bytes.first_chunk() {
+        if pointer(*marker) != back {
             return false;
         }
-        (back, next) = (next, next.wrapping_add(SPACING as u16));
+        let Some(rest) = bytes.get(SPACING..) else { break };
+        (bytes, back, next) = (rest, next, next.wrapping_add(SPACING as u16));
     }
-    last.first_chunk().is_none_or(|marker| pointer(*marker) == back)
+    true
 }
 
 /// As [`point_to_header`], for the whole FPDU in the pieces `raw`.

@@ -103,11 +103,13 @@ impl Transmitter for FpduTransmitter {
     }
 
     /// A path MTU probe is filled to its last byte, wherever its markers lie.
+    #[inline]
     fn mulpdu(&self, offset: StreamOffset, emss: usize, probe: Option<usize>) -> usize {
         let whole = probe.and_then(|room| self.layout.largest_ulpdu(offset, room));
         whole.unwrap_or_else(|| self.layout.mulpdu(emss))
     }
 
+    #[inline]
     fn begin<'w, 'f>(
         &self,
         out: &'w mut FrameWriter<'f>,
@@ -117,6 +119,7 @@ impl Transmitter for FpduTransmitter {
         UlpduWriter::begin(out, self.layout, start, mulpdu, self.crc)
     }
 
+    #[inline]
     fn finish(&self, writer: &mut UlpduWriter<'_, '_>) -> usize {
         writer.finish()
     }

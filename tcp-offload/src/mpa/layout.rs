@@ -84,20 +84,22 @@ impl Layout {
 
     /// Bytes of an FPDU without its markers: length field, ULPDU, pad and CRC (RFC 5044 section 4.1).
     pub const fn body(ulpdu: usize) -> usize {
-        (LENGTH_BYTES + ulpdu).next_multiple_of(4) + CRC_BYTES
+        // `next_multiple_of` would test for a remainder.
+        ((LENGTH_BYTES + ulpdu + 3) & !3) + CRC_BYTES
     }
 
     /// End of the range of an FPDU that begins at `start` and has a ULPDU of `ulpdu` bytes.
     pub const fn end(self, start: StreamOffset, ulpdu: usize) -> StreamOffset {
-        let body = Self::body(ulpdu);
-        let before = self.to_marker(start);
-        let markers = if body > before { (body - before).div_ceil(BETWEEN_MARKERS) } else { 0 };
-        start + (body + MARKER_BYTES * markers) as u64
+        start + with_markers(Self::body(ulpdu), self.to_marker(start)) as u64
     }
 
     /// The largest ULPDU whose FPDU fits into `room` bytes from `start`; `None` when not even an empty one
     /// fits.
+    #[inline]
     pub fn largest_ulpdu(self, start: StreamOffset, room: usize) -> Option<usize> {
+        if room < Self::body(0) {
+            return None;
+        }
         let range = room & !3;
         let before = self.to_marker(start);
         let markers = if range > before { (range - before).div_ceil(MARKER_SPACING as usize) } else { 0 };
@@ -106,11 +108,25 @@ impl Layout {
     }
 
     /// MULPDU for segments of `emss` bytes (RFC 5044 section 4.5).
+    #[inline]
     pub fn mulpdu(self, emss: usize) -> usize {
         let markers = if self.markers { emss.div_ceil(MARKER_SPACING as usize) } else { 0 };
         let overhead = LENGTH_BYTES + CRC_BYTES + MARKER_BYTES * markers + emss % 4;
         emss.saturating_sub(overhead).clamp(MULPDU_RANGE.0, MULPDU_RANGE.1)
     }
+}
+
+/// Bytes of the range of an FPDU whose `body` begins `to_marker` bytes before a marker position.
+#[expect(
+    clippy::manual_div_ceil,
+    reason = "`div_ceil` tests for a remainder, because the sum might overflow"
+)]
+#[inline]
+pub(crate) const fn with_markers(body: usize, to_marker: usize) -> usize {
+    let Some(behind) = body.checked_sub(to_marker) else { return body };
+    // A body has 17 bits; dividing 64 takes more instructions.
+    let markers = (behind as u32 + (BETWEEN_MARKERS as u32 - 1)) / BETWEEN_MARKERS as u32;
+    body + MARKER_BYTES * markers as usize
 }
 
 #[cfg(test)]

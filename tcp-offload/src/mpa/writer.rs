@@ -23,6 +23,7 @@ pub(crate) struct Announced {
 impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// A writer of the FPDU that begins at `start` of the stream and at the write position of `frame`, with a CRC if `crc`.
     /// Nothing is written before the upper layer writes. `None` when not even an empty FPDU fits.
+    #[inline]
     pub(crate) fn begin(
         frame: &'w mut FrameWriter<'f>,
         layout: Layout,
@@ -321,17 +322,10 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
 /// Writes the markers of `bytes`, which begin `distance` bytes behind the ULPDU Length field. The first marker lies at byte `first`.
 #[inline]
 fn put_markers(bytes: &mut [u8], first: usize, distance: u64) {
-    let Some(bytes) = bytes.get_mut(first..) else { return };
-    let mut distance = distance + first as u64;
-    let (spans, last) = bytes.as_chunks_mut::<{ MARKER_SPACING as usize }>();
-    for span in spans {
-        if let Some(space) = span.first_chunk_mut() {
-            *space = marker(distance);
-        }
-        distance += MARKER_SPACING;
-    }
-    if let Some(space) = last.first_chunk_mut() {
-        *space = marker(distance);
+    let mut at = first;
+    while let Some(space) = bytes.get_mut(at..).and_then(|bytes| bytes.first_chunk_mut()) {
+        *space = marker(distance + at as u64);
+        at += MARKER_SPACING as usize;
     }
 }
 
@@ -357,8 +351,7 @@ fn put_fields<'a, const N: usize>(
 /// The marker `distance` bytes behind the ULPDU Length field of the FPDU to which it belongs.
 #[inline]
 fn marker(distance: u64) -> [u8; MARKER_BYTES] {
-    let [high, low] = (distance as u16).to_be_bytes();
-    [0, 0, high, low]
+    u32::from(distance as u16).to_be_bytes()
 }
 
 #[cfg(test)]
