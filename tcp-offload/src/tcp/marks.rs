@@ -70,6 +70,7 @@ impl Marks {
     }
 
     /// The next ACK due with an earlier acknowledgment number.
+    #[inline]
     pub(super) fn boundary(&self) -> Option<Boundary> {
         match self {
             Self::On { feedback: Feedback::Exact(boundaries), .. } => boundaries.front().copied(),

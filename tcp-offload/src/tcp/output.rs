@@ -113,7 +113,7 @@ impl Connection {
         &mut self,
         now: Instant,
         link: &mut dyn Link,
-        source: &mut dyn Source,
+        source: &mut impl Source,
         room: usize,
     ) -> Sent {
         let mut turn = Turn { now, link, room, sent: Sent::default() };
@@ -148,11 +148,13 @@ impl Connection {
         if wants { Wants::Yes } else { Wants::Nothing }
     }
 
-    fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
+    fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut impl Source) -> Result<(), Stopped> {
         if self.due.any() {
             self.transmit_resets(turn)?;
         }
-        self.transmit_boundaries(turn)?;
+        if self.marks.boundary().is_some() {
+            self.transmit_boundaries(turn)?;
+        }
         let mut data = Ok(());
         match self.stage {
             Stage::Closed(_) => return Ok(()),
@@ -173,7 +175,9 @@ impl Connection {
                 }
                 // ACKs are sent from the reserve even when data finds no frame. Otherwise two ends with all frames in
                 // flight would deadlock, each waiting for the other's ACK.
-                self.transmit_empty_probe(turn)?;
+                if self.due.empty_probe {
+                    self.transmit_empty_probe(turn)?;
+                }
             }
         }
         if self.ack.is_due() || self.challenge_due {
@@ -308,9 +312,6 @@ impl Connection {
     /// ever cut. The peer must answer a segment outside its window with an ACK (RFC 9293 section 3.10.7.4), which
     /// carries its window.
     fn transmit_empty_probe(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if !self.due.empty_probe {
-            return Ok(());
-        }
         let seq = self.tx.seq_at(self.tx.una()).sub(1);
         let fields = self.fields(turn.now, seq, ACK);
         self.bare(turn, &fields)?;
@@ -321,7 +322,7 @@ impl Connection {
 
     // ----- new data -----
 
-    fn transmit_new(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
+    fn transmit_new(&mut self, turn: &mut Turn<'_>, source: &mut impl Source) -> Result<(), Stopped> {
         if self.timers.at(Timer::Hold).is_some() {
             return self.probe_with_old(turn);
         }
@@ -353,7 +354,7 @@ impl Connection {
 
     /// Sends new segments until the source or a limit ends it. The caller arms the timers once for all of them.
     #[inline]
-    fn send_new(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<End, Stopped> {
+    fn send_new(&mut self, turn: &mut Turn<'_>, source: &mut impl Source) -> Result<End, Stopped> {
         match self.stage.sending() {
             Some(Sending::Open | Sending::Closing) => {}
             Some(Sending::Finished) => return Ok(End::Finished),
@@ -400,6 +401,7 @@ impl Connection {
     }
 
     /// The plan of the new segments of one call.
+    #[inline]
     fn plan(&self, link: &dyn Link) -> Plan {
         let chunk_bytes = link.chunk_bytes();
         let reserved = self.reserved_chunks(chunk_bytes);
@@ -451,6 +453,7 @@ impl Connection {
     /// time-out, then with exponential back-off).
     fn persist(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if self.due.window_probe {
+            // It stays due if it cannot be sent now.
             self.due.empty_probe = true;
             self.transmit_empty_probe(turn)?;
             self.counters.window_probes += 1;
@@ -468,7 +471,7 @@ impl Connection {
     fn fill(
         &mut self,
         turn: &mut Turn<'_>,
-        source: &mut dyn Source,
+        source: &mut impl Source,
         room: usize,
         plan: &mut Plan,
     ) -> Result<Filled, Stopped> {

@@ -357,6 +357,7 @@ impl Sender {
     /// Room for a new segment's payload, at most `emss`, or the limit that prevents one. A window too small for a full
     /// segment is used only when it is at least half of the largest window ever offered, or when nothing is in flight
     /// and the persist timer has fired (`window_probe`, RFC 9293 section 3.8.6.2.1).
+    #[inline]
     pub(super) fn room(&self, emss: usize, max_chunks: usize, window_probe: bool) -> Result<usize, Limit> {
         if self.queue.chunks() >= max_chunks {
             return Err(Limit::Frames);
@@ -441,6 +442,7 @@ impl Sender {
     }
 
     /// Prepares for the first segment after an idle period: RFC 5681 section 4.1, RFC 9438 section 5.8.
+    #[inline]
     pub(super) fn before_new_data(&mut self, now: Instant) {
         if let Some(since) = self.idle_since {
             let cwnd = self.cwnd_for_new_data(now);

@@ -127,6 +127,8 @@ impl Flags {
     }
 
     /// The header's fourteenth byte.
+    #[expect(clippy::inline_always, reason = "its callers know most of the bits")]
+    #[inline(always)]
     const fn to_byte(self) -> u8 {
         (self.fin as u8)
             | (self.syn as u8) << 1
