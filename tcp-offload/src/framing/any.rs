@@ -2,9 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Carried, Session, SetupError, Taken};
+use super::{Carried, Session, SetupError, Taken, receiver::Halt};
 use crate::{
-    link::{Link, rx_pieces},
+    link::{Link, RxFrame, rx_pieces},
     mpa::MpaConfig,
     rdma_tcp::{self, RdmaTcpConfig, Setup},
     tcp::NewPayload,
@@ -53,8 +53,10 @@ impl From<RdmaTcpConfig> for FramingConfig {
     }
 }
 
-/// The session of a connection, with either framing. `P` is [`Ulp::Placed`].
+/// The session of a connection, with either framing. `P` is [`Ulp::Placed`]. Each frame asks several times which it is, and a
+/// discriminant in the unused values of another field takes seven instructions to read.
 #[derive(Debug)]
+#[repr(u8)]
 pub(crate) enum AnySession<P> {
     /// With MPA.
     Mpa(Session<P, MpaConfig>),
@@ -142,30 +144,34 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         either!(self => receive(now, ulp, conn, path, link, carried))
     }
 
-    /// [`Self::receive`] for a session that [is ordinary](Session::is_ordinary), and the next payload in order.
+    /// See [`Session::take_straight`]. A payload in several pieces is not taken.
     #[inline]
-    pub(crate) fn receive_ordinary<U: Ulp<Placed = P>>(
+    pub(crate) fn take_straight<U: Ulp<Placed = P>>(
+        &mut self,
+        ulp: &mut U,
+        conn: ConnId,
+        link: &dyn Link,
+        &NewPayload { offset, start, len, .. }: &NewPayload,
+        frame: &RxFrame,
+    ) -> Result<bool, Halt> {
+        if frame.chunks() > 1 {
+            return Ok(false);
+        }
+        let payload = link.rx_head(frame).get(start..start + len).unwrap_or_default();
+        either!(self => take_straight(ulp, conn, offset, payload))
+    }
+
+    /// See [`Session::receive_rest`].
+    pub(crate) fn receive_rest<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         ulp: &mut U,
         conn: ConnId,
-        path: &Path,
         link: &mut dyn Link,
         carried: Carried,
+        halt: Halt,
     ) -> Taken {
-        let Carried { payload: NewPayload { offset, start, len, .. }, ref frame, .. } = carried;
-        if frame.chunks() == 1 {
-            let payload = link.rx_head(frame).get(start..start + len).unwrap_or_default();
-            match either!(self => take_straight(ulp, conn, offset, payload)) {
-                Ok(true) => {
-                    link.recycle(carried.frame);
-                    return Taken::Whole;
-                }
-                Ok(false) => {}
-                Err(halt) => return either!(self => receive_rest(now, ulp, conn, link, carried, halt)),
-            }
-        }
-        self.receive(now, ulp, conn, path, link, carried)
+        either!(self => receive_rest(now, ulp, conn, link, carried, halt))
     }
 }
 

@@ -64,7 +64,9 @@ impl From<bool> for Taken {
     }
 }
 
+/// Each frame asks for the phase; see [`AnySession`](super::AnySession).
 #[derive(Debug)]
+#[repr(u8)]
 enum SessionPhase<S: StartUp> {
     /// The applications exchange streaming data; the framing was not started.
     Streaming(Box<Streaming<S>>),

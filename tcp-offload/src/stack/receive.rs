@@ -156,10 +156,11 @@ impl<U: Ulp> Stack<U> {
     ) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         match taken {
-            Taken::Whole => return slot.tcp.payload_taken(now, arrival),
-            Taken::InPart => slot.tcp.payload_taken(now, arrival),
+            Taken::Whole | Taken::InPart => slot.tcp.payload_taken(now, arrival),
             Taken::Not => self.counters.refused_payloads += 1,
         }
-        slot.tcp.withheld(either!(&slot.session => window_bytes()));
+        if taken != Taken::Whole {
+            slot.tcp.withheld(either!(&slot.session => window_bytes()));
+        }
     }
 }

@@ -50,7 +50,7 @@ impl<U: Ulp> Stack<U> {
             if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
                 slot.tcp.receive_continuation(&plain);
             } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
-                if let Some(acked) = slot.tcp.receive_predicted(now, link, &plain) {
+                if let Some(acked) = slot.tcp.receive_predicted(now, link, plain) {
                     ulp.acked(conn, acked);
                 }
             } else {
@@ -61,16 +61,22 @@ impl<U: Ulp> Stack<U> {
             slot.checksums.admits(false);
             slot.tcp.follow_queue(frame.queue());
             if let Some(payload) = slot.tcp.predicted_payload(&plain) {
-                let (path, session) = (slot.tcp.path(), &mut slot.session);
-                match session.receive_ordinary(now, ulp, conn, path, link, Carried { payload, frame, spare })
-                {
-                    Taken::Whole => slot.tcp.payload_taken(now, &payload),
-                    taken => {
+                let outcome = slot.session.take_straight(ulp, conn, link, &payload, &frame);
+                if outcome == Ok(true) {
+                    link.recycle(frame);
+                } else {
+                    let carried = Carried { payload, frame, spare };
+                    let taken = match outcome {
+                        Ok(_) => slot.session.receive(now, ulp, conn, slot.tcp.path(), link, carried),
+                        Err(halt) => slot.session.receive_rest(now, ulp, conn, link, carried, halt),
+                    };
+                    if taken != Taken::Whole {
                         self.payload_offered(now, index, &payload, taken);
                         self.after_change(now, link, index, None, ulp);
                         return true;
                     }
                 }
+                slot.tcp.payload_taken(now, &payload);
             } else {
                 link.recycle(frame);
             }

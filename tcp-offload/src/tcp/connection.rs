@@ -260,6 +260,11 @@ impl Connection {
     // ----- calls of the stack between segments -----
 
     /// Records that the framing layer has taken the payload of `arrival`.
+    #[expect(
+        clippy::inline_always,
+        reason = "each frame calls it once, with an arrival that is then never built in memory"
+    )]
+    #[inline(always)]
     pub fn payload_taken(&mut self, now: Instant, arrival: &NewPayload) {
         self.counters.bytes_in += arrival.len as u64;
         self.rx.grow(now, || self.tx.rtt.min(), self.counters.bytes_in);
@@ -314,6 +319,7 @@ impl Connection {
     }
 
     /// Processes the peer's FIN once it is the next in order (RFC 9293 section 3.10.7.4, eighth check).
+    #[inline(never)]
     pub(super) fn on_peer_fin(&mut self, now: Instant) {
         self.ack.now();
         match self.stage {

@@ -31,7 +31,7 @@ impl Connection {
     /// Processes a segment of this flow, except for taking its payload.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
         if let Some(plain) = segment.plain().filter(|plain| self.predicts(now, plain)) {
-            let acked = self.receive_predicted(now, link, &plain);
+            let acked = self.receive_predicted(now, link, plain);
             return Receipt { acked, arrival: self.predicted_payload(&plain), ..Receipt::default() };
         }
         self.counters.segments_in += 1;

@@ -38,7 +38,7 @@ impl Connection {
         &mut self,
         now: Instant,
         link: &mut dyn Link,
-        segment: &PlainSegment,
+        segment: PlainSegment,
     ) -> Option<StreamOffset> {
         self.counters.segments_in += 1;
         self.note_life(now);

@@ -269,13 +269,21 @@ impl Receiver {
 
     /// Records that the payload `start..start + len` was taken. Returns whether it was the next in order and there was
     /// no gap.
+    #[inline]
     pub(super) fn add(&mut self, start: StreamOffset, len: usize) -> bool {
         let end = start + len as u64;
         self.arrivals += 1;
-        if self.ranges.is_empty() && start == self.next {
+        let next = self.ranges.is_empty() && start == self.next;
+        if next {
             self.next = end;
-            return true;
+        } else {
+            self.add_around_gap(start, end);
         }
+        next
+    }
+
+    #[inline(never)]
+    fn add_around_gap(&mut self, start: StreamOffset, end: StreamOffset) {
         if start <= self.next {
             self.next = self.contiguous_with(start, end);
             let first = self.first_after(self.next);
@@ -283,7 +291,6 @@ impl Receiver {
         } else {
             self.add_range(start, end);
         }
-        false
     }
 
     /// Drops all ranges beyond `RCV.NXT`.
@@ -315,12 +322,16 @@ impl Receiver {
 
     /// Opens the window to [`GROWTH`] times what arrives in a round trip of `rtt`, so that the peer is limited by its
     /// congestion window. `bytes` is the total received so far.
+    #[inline]
     pub(super) fn grow(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
-        if self.buffer >= self.buffer_max
-            || self.counted.is_some_and(|(since, _)| now < since.after_nanos(nanos(GROWTH_PERIOD)))
-        {
-            return;
+        let early = self.counted.is_some_and(|(since, _)| now < since.after_nanos(nanos(GROWTH_PERIOD)));
+        if self.buffer < self.buffer_max && !early {
+            self.grow_after_period(now, rtt, bytes);
         }
+    }
+
+    #[inline(never)]
+    fn grow_after_period(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
         let Some(rtt) = rtt() else { return };
         let (since, before) = *self.counted.get_or_insert((now, bytes));
         let period = now.since(since);
@@ -355,6 +366,7 @@ impl Receiver {
     /// The window field of a segment that is about to be sent. The right edge moves left only where 16 bits with the
     /// shift count cannot express it. Bytes lost by rounding down to the scale are not advertised but still accepted
     /// (RFC 7323 section 2.4).
+    #[inline]
     pub(super) fn advertise(&mut self, scaled: bool) -> u16 {
         let wanted = self.wanted_edge();
         let shift = if scaled { self.shift } else { 0 };
