@@ -10,55 +10,76 @@ use super::{
 };
 use crate::memory::{Memory, Reader};
 
-/// The bytes of a region: one memory, or several concatenated.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Extent {
-    /// Each memory with the offset of its first byte.
-    pieces: SmallVec<[(u64, Memory); 1]>,
-    len: u64,
+/// The bytes of a region.
+#[derive(Debug, Clone)]
+pub(crate) enum Extent {
+    One(Memory),
+    /// Several memories, concatenated: each with the offset of its first byte, and the length of all.
+    Several(Box<[(u64, Memory)]>, u64),
+}
+
+impl Default for Extent {
+    fn default() -> Self {
+        Self::Several(Box::default(), 0)
+    }
 }
 
 impl FromIterator<Memory> for Extent {
     fn from_iter<I: IntoIterator<Item = Memory>>(memory: I) -> Self {
-        let mut extent = Self::default();
-        for piece in memory {
-            let start = extent.len;
-            // Memories that are mapped at the same time have fewer than 2^64 bytes together.
-            extent.len = start.saturating_add(piece.len() as u64);
-            extent.pieces.push((start, piece));
+        let mut len = 0u64;
+        let pieces: Vec<_> = memory
+            .into_iter()
+            .map(|piece| {
+                let start = len;
+                // Memories that are mapped at the same time have fewer than 2^64 bytes together.
+                len = start.saturating_add(piece.len() as u64);
+                (start, piece)
+            })
+            .collect();
+        match <[_; 1]>::try_from(pieces) {
+            Ok([(_, only)]) => Self::One(only),
+            Err(pieces) => Self::Several(pieces.into(), len),
         }
-        extent
     }
 }
 
 impl From<Memory> for Extent {
     fn from(memory: Memory) -> Self {
-        std::iter::once(memory).collect()
+        Self::One(memory)
     }
 }
 
 impl Extent {
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
-        self.len
+        match self {
+            Self::One(memory) => memory.len() as u64,
+            Self::Several(_, len) => *len,
+        }
     }
 
     /// Number of memories.
     pub(crate) fn pieces(&self) -> usize {
-        self.pieces.len()
+        match self {
+            Self::One(_) => 1,
+            Self::Several(pieces, _) => pieces.len(),
+        }
     }
 
     /// Whether all bytes are writable.
     pub(crate) fn is_writable(&self) -> bool {
-        self.pieces.iter().all(|(_, memory)| memory.is_writable())
+        match self {
+            Self::One(memory) => memory.is_writable(),
+            Self::Several(pieces, _) => pieces.iter().all(|(_, memory)| memory.is_writable()),
+        }
     }
 
     /// The memory, if all bytes lie in one.
     #[inline]
     pub(crate) fn one_memory(&self) -> Option<&Memory> {
-        match self.pieces.as_slice() {
-            [(_, memory)] => Some(memory),
-            _ => None,
+        match self {
+            Self::One(memory) => Some(memory),
+            Self::Several(..) => None,
         }
     }
 
@@ -72,19 +93,19 @@ impl Extent {
     /// Appends the `len` bytes from `start` to `stretches`. The caller has checked that they are in bounds.
     #[inline]
     pub(crate) fn cut<'k>(&'k self, start: u64, len: u64, stretches: &mut Stretches<'k>) {
-        if let Some(memory) = self.one_memory() {
-            if len > 0 {
+        match self {
+            Self::One(memory) if len > 0 => {
                 stretches.list.push(Stretch { memory, offset: start as usize, len: len as usize });
             }
-        } else {
-            self.cut_pieces(start, len, stretches);
+            Self::One(_) => {}
+            Self::Several(pieces, _) => Self::cut_pieces(pieces, start, len, stretches),
         }
     }
 
-    fn cut_pieces<'k>(&'k self, start: u64, mut len: u64, stretches: &mut Stretches<'k>) {
-        let behind = self.pieces.partition_point(|(at, _)| *at <= start);
+    fn cut_pieces<'k>(pieces: &'k [(u64, Memory)], start: u64, mut len: u64, stretches: &mut Stretches<'k>) {
+        let behind = pieces.partition_point(|(at, _)| *at <= start);
         let mut skip = start;
-        for (at, memory) in self.pieces.iter().skip(behind.saturating_sub(1)) {
+        for (at, memory) in pieces.iter().skip(behind.saturating_sub(1)) {
             if len == 0 {
                 break;
             }
@@ -202,17 +223,25 @@ pub(crate) struct Gather<'k> {
 }
 
 impl<'k> Gather<'k> {
-    /// The `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
-    #[expect(clippy::inline_always, reason = "its result is large, and is used where it is built")]
+    /// Without bytes, until it is [opened](Self::open).
+    #[inline]
+    pub(crate) fn closed() -> Self {
+        Self { reader: Reader::empty(), list: SmallVec::new(), begun: 0 }
+    }
+
+    /// Reads from now on the `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`. It is opened
+    /// in place and once, because moving it takes longer.
+    #[expect(clippy::inline_always, reason = "each segment calls it once, and passes nine words")]
     #[inline(always)]
     pub(crate) fn open(
+        &mut self,
         keys: &'k Keys,
         user: User,
         need: Access,
         pieces: &[Sge],
         skip: u64,
         len: u64,
-    ) -> Result<Self, KeyError> {
+    ) -> Result<(), KeyError> {
         if let [piece] = pieces
             && len > 0
             && skip + len <= u64::from(piece.len)
@@ -220,24 +249,25 @@ impl<'k> Gather<'k> {
             let start = piece.offset.checked_add(skip).ok_or(KeyError::Wrap)?;
             let (extent, start) = keys.find(user, piece.key, need, start, len)?;
             if let Some(memory) = extent.one_memory() {
-                let reader = memory.reader(start as usize, len as usize).map_err(|_| KeyError::Bounds)?;
-                return Ok(Self { reader, list: SmallVec::new(), begun: 0 });
+                self.reader = memory.reader(start as usize, len as usize).map_err(|_| KeyError::Bounds)?;
+                return Ok(());
             }
         }
-        Self::open_list(keys, user, need, pieces, skip, len)
+        self.open_list(keys, user, need, pieces, skip, len)
     }
 
     #[inline(never)]
     fn open_list(
+        &mut self,
         keys: &'k Keys,
         user: User,
         need: Access,
         pieces: &[Sge],
         skip: u64,
         len: u64,
-    ) -> Result<Self, KeyError> {
-        let Stretches { list, .. } = Stretches::open(keys, user, need, pieces, skip, len)?;
-        Ok(Self { reader: Reader::empty(), list, begun: 0 })
+    ) -> Result<(), KeyError> {
+        self.list = Stretches::open(keys, user, need, pieces, skip, len)?.list;
+        Ok(())
     }
 
     /// Copies the next bytes into all of `out`.

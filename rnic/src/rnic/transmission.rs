@@ -7,7 +7,7 @@
 
 use xwarp_tcp::{
     mpa::Rtr,
-    rdma_tcp::{Order, SendControl},
+    rdma_tcp::{Order, SegmentHeader, SendControl},
     ulp::Pulled,
 };
 
@@ -18,12 +18,12 @@ use super::{
     phase::Phase,
     pieces::{Gather, Stretches},
     qp::{Asked, AskedKind, Current, Ending, QueuePair, ToAnswer, Transmitter},
-    rdma_tcp::{ATOMIC_VALUE_BYTES, atomic_words},
+    rdma_tcp::{ATOMIC_VALUE_BYTES, Stream, atomic_words},
     send_queue::{Position, Progress, SendQueue, SendRequest},
     work::{Access, Operation, Remote, SendFlags, Sge, WcStatus},
 };
 use crate::{
-    ddp::{Msn, Queue, STag, Untagged},
+    ddp::{Msn, Queue, STag, TAGGED_BYTES, UNTAGGED_BYTES, Untagged},
     rdmap::{
         ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
         ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
@@ -65,36 +65,60 @@ struct LocalPayload<'a> {
 }
 
 impl LocalPayload<'_> {
-    /// Writes the next segment, with the header `head`, to which it adds whether the message ends.
+    /// Writes the next segment, with a header of `header` bytes: `head(is_last)`.
     #[inline]
-    fn put(self, head: &mut impl Head, out: &mut SegmentWriter<'_, '_, '_>) -> Part {
+    fn put<H: Head>(
+        self,
+        header: usize,
+        head: impl Fn(bool) -> H,
+        out: &mut SegmentWriter<'_, '_, '_>,
+    ) -> Part {
         let Self { keys, user, sq, entry, sent } = self;
         let rest = entry.len - sent;
-        let Some(n) = segment_bytes(out, head, rest) else { return Part::DoesNotFit };
-        head.end_message(n == rest);
+        let Some(n) = segment_bytes(out, header, rest) else { return Part::DoesNotFit };
         if let Some(bytes) = sq.inline(entry) {
-            out.put(head, bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
-        } else if let Ok(mut gather) =
-            Gather::open(keys, user, Access::empty(), &entry.payload, sent.into(), n.into())
-        {
-            out.fill(head, n as usize, |space| gather.read(space));
-        } else {
+            let bytes = bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default();
+            put_inline(&head(n == rest), bytes, out);
+            return Part::Written(n);
+        }
+        let mut gather = Gather::closed();
+        if gather.open(keys, user, Access::empty(), &entry.payload, sent.into(), n.into()).is_err() {
             return Part::NotAccessible;
         }
+        out.fill(&head(n == rest), n as usize, |space| gather.read(space));
         Part::Written(n)
+    }
+
+    /// [`Self::put`] on a connection with RDMA/TCP.
+    #[inline(never)]
+    fn put_numbered(self, stream: &mut Stream, out: &mut SegmentWriter<'_, '_, '_>) -> Part {
+        let (entry, sent) = (self.entry, self.sent);
+        let header = stream.message_header(entry, sent);
+        let part = self.put(header.bytes(), |last| SegmentHeader { last, ..header }, out);
+        if let Part::Written(n) = part {
+            stream.sent(&SegmentHeader { last: sent + n == entry.len, ..header });
+        }
+        part
     }
 }
 
+/// [`SegmentWriter::put`], apart from the segments that are gathered from memory.
+#[inline(never)]
+fn put_inline(head: &impl Head, bytes: &[u8], out: &mut SegmentWriter<'_, '_, '_>) {
+    out.put(head, bytes);
+}
+
 impl Transmitter {
-    /// Header of the segment that begins at byte `sent` of a Send, if it is not the last one.
+    /// Header of the segment that begins at byte `sent` of a Send.
     #[inline]
-    fn message_head(&self, operation: Operation, flags: SendFlags, sent: u32) -> UntaggedHead {
-        let (invalidate, word) = match operation {
+    fn message_head(&self, request: &SendRequest, sent: u32, last: bool) -> UntaggedHead {
+        let (invalidate, word) = match request.operation {
             Operation::Send { invalidate: Some(stag) } => (true, stag.value()),
             _ => (false, 0),
         };
-        let message = MessageType::Send { invalidate, solicited: flags.contains(SendFlags::SOLICITED) };
-        UntaggedHead { message, last: false, word, queue: Queue::Send, msn: self.send_msn, mo: sent }
+        let message =
+            MessageType::Send { invalidate, solicited: request.flags.contains(SendFlags::SOLICITED) };
+        UntaggedHead { message, last, word, queue: Queue::Send, msn: self.send_msn, mo: sent }
     }
 }
 
@@ -220,22 +244,17 @@ impl QueuePair {
             self.tx.current = None;
             return Step::Again;
         };
-        let local = LocalPayload { keys: &shared.keys, user: self.user(), sq: &self.sq, entry, sent };
-        let part = match (&mut self.stream, entry.operation) {
+        let (keys, sq, user) = (&shared.keys, &self.sq, self.user());
+        // Built where it is used, because that avoids a copy in memory.
+        let local = || LocalPayload { keys, user, sq, entry, sent };
+        let part = match (&mut self.stream, &entry.operation) {
             (None, Operation::Write { remote } | Operation::WriteImmediate { remote, .. }) => {
-                let to = remote.offset.wrapping_add(u64::from(sent));
-                let mut head = TaggedHead { message: MessageType::Write, last: false, stag: remote.key, to };
-                local.put(&mut head, out)
+                let (stag, to) = (remote.key, remote.offset.wrapping_add(u64::from(sent)));
+                let head = |last| TaggedHead { message: MessageType::Write, last, stag, to };
+                local().put(TAGGED_BYTES, head, out)
             }
-            (None, operation) => local.put(&mut self.tx.message_head(operation, entry.flags, sent), out),
-            (Some(stream), _) => {
-                let mut head = stream.message_header(entry, sent);
-                let part = local.put(&mut head, out);
-                if matches!(part, Part::Written(_)) {
-                    stream.sent(&head);
-                }
-                part
-            }
+            (None, _) => local().put(UNTAGGED_BYTES, |last| self.tx.message_head(entry, sent, last), out),
+            (Some(stream), _) => local().put_numbered(stream, out),
         };
         let n = match part {
             Part::Written(n) => n,
@@ -268,6 +287,7 @@ impl QueuePair {
     }
 
     /// Writes Immediate Data, of its own request or after an RDMA Write.
+    #[inline(never)]
     fn send_immediate(
         &mut self,
         position: Position,
@@ -290,6 +310,7 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
+    #[inline(never)]
     fn ask_to_read(
         &mut self,
         position: Position,
@@ -320,6 +341,7 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
+    #[inline(never)]
     fn ask_atomic(
         &mut self,
         position: Position,
@@ -364,6 +386,7 @@ impl QueuePair {
     }
 
     /// Writes the ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
+    #[inline(never)]
     fn send_rtr(&mut self, rtr: Rtr, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
         let written = match rtr {
             Rtr::EmptyFpdu => true,
@@ -400,6 +423,7 @@ impl QueuePair {
     }
 
     /// Begins the response to the peer's oldest request.
+    #[inline(never)]
     fn begin_answer(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         match self.tx.to_answer.front() {
             Some(&ToAnswer::Atomic { request, seen }) => self.answer_atomic(&request, seen, shared, out),
@@ -413,6 +437,7 @@ impl QueuePair {
 
     /// Writes the next segment of a Read Response. The source is checked for each segment, because it may be
     /// deregistered at any time.
+    #[inline(never)]
     fn answer_segment(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         let Some(&ToAnswer::Read { request, sent, seen }) = self.tx.to_answer.front() else {
             self.tx.current = None;
@@ -424,7 +449,7 @@ impl QueuePair {
             Some(stream) => Header::Numbered(stream.response_header(sent)),
             None => Header::Tagged(TaggedHead { message, last: false, stag, to }),
         };
-        let Some(n) = segment_bytes(out, &header, rest.len) else {
+        let Some(n) = segment_bytes(out, header.bytes(), rest.len) else {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = n == rest.len;
@@ -433,10 +458,10 @@ impl QueuePair {
             out.put(&header, &[]);
         } else {
             let source = [Sge { key: rest.source_stag, offset: rest.source_to, len: n }];
-            let opened = Gather::open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
-            let written = opened.map(|mut gather| {
-                out.fill(&header, n as usize, |space| gather.read(space));
-            });
+            let mut gather = Gather::closed();
+            let opened = gather.open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
+            let written = opened.map(|()| out.fill(&header, n as usize, |space| gather.read(space)));
+            drop(gather);
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };
                 self.fail(RdmapError::from(error).into(), quote, shared);
@@ -471,7 +496,7 @@ impl QueuePair {
         };
         header.end_message(true);
         let bytes = if self.stream.is_some() { ATOMIC_VALUE_BYTES } else { ATOMIC_RESPONSE_BYTES };
-        if out.room_behind(&header).is_none_or(|room| room < bytes) {
+        if out.room_behind(header.bytes()).is_none_or(|room| room < bytes) {
             self.tx.answered_last = false;
             return Step::Pulled(Pulled::Nothing);
         }
@@ -495,6 +520,7 @@ impl QueuePair {
     }
 
     /// Writes the Terminate, the last message of the stream (RFC 5040 section 5.4).
+    #[inline(never)]
     fn send_terminate(
         &mut self,
         terminate: TerminateHeader,
@@ -524,10 +550,10 @@ fn untagged(message: MessageType, queue: Queue, msn: Msn) -> UntaggedHead {
     UntaggedHead { message, last: true, word: 0, queue, msn, mo: 0 }
 }
 
-/// Number of the message's `rest` bytes to put into the current TCP segment; `None` when the message should continue
-/// in the next one.
+/// Number of the message's `rest` bytes to put behind `header` bytes into the current TCP segment; `None` when the message should
+/// continue in the next one.
 #[inline]
-fn segment_bytes(out: &SegmentWriter<'_, '_, '_>, header: &impl Head, rest: u32) -> Option<u32> {
+fn segment_bytes(out: &SegmentWriter<'_, '_, '_>, header: usize, rest: u32) -> Option<u32> {
     let space = u32::try_from(out.room_behind(header)?).unwrap_or(u32::MAX);
     (rest <= space || out.has_all_room() || space >= LEAST_CUT).then_some(rest.min(space))
 }

@@ -21,9 +21,6 @@ pub(crate) trait Head {
     /// Bytes of the header.
     fn bytes(&self) -> usize;
 
-    /// Sets whether this is the last segment of its message.
-    fn end_message(&mut self, is_last: bool);
-
     /// Writes the segment with `len` bytes; see [`SegmentWriter::fill`].
     fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>));
 }
@@ -65,11 +62,6 @@ impl Head for TaggedHead {
     }
 
     #[inline]
-    fn end_message(&mut self, is_last: bool) {
-        self.last = is_last;
-    }
-
-    #[inline]
     fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         let &Self { message, last, stag, to } = self;
         out.fill_ddp(
@@ -88,11 +80,6 @@ impl Head for UntaggedHead {
     }
 
     #[inline]
-    fn end_message(&mut self, is_last: bool) {
-        self.last = is_last;
-    }
-
-    #[inline]
     fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         let &Self { message, last, word, queue, msn, mo } = self;
         let queue = queue.number();
@@ -106,10 +93,6 @@ impl Head for SegmentHeader {
         Self::bytes(self)
     }
 
-    fn end_message(&mut self, is_last: bool) {
-        self.last = is_last;
-    }
-
     fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         let Codec::RdmaTcp(connection) = out.codec else {
             return debug_assert!(false, "{self:?} is not of {:?}", out.codec);
@@ -120,20 +103,23 @@ impl Head for SegmentHeader {
     }
 }
 
+impl Header {
+    /// Sets whether this is the last segment of its message.
+    pub(crate) fn end_message(&mut self, is_last: bool) {
+        match self {
+            Self::Tagged(head) => head.last = is_last,
+            Self::Untagged(head) => head.last = is_last,
+            Self::Numbered(head) => head.last = is_last,
+        }
+    }
+}
+
 impl Head for Header {
     fn bytes(&self) -> usize {
         match self {
             Self::Tagged(head) => head.bytes(),
             Self::Untagged(head) => head.bytes(),
             Self::Numbered(head) => head.bytes(),
-        }
-    }
-
-    fn end_message(&mut self, is_last: bool) {
-        match self {
-            Self::Tagged(head) => head.end_message(is_last),
-            Self::Untagged(head) => head.end_message(is_last),
-            Self::Numbered(head) => head.end_message(is_last),
         }
     }
 
@@ -157,10 +143,10 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         Self { codec, out }
     }
 
-    /// Bytes of payload that fit behind `header`; `None` when not even the header fits.
+    /// Bytes of payload that fit behind `header` bytes of a header; `None` when not even these fit.
     #[inline]
-    pub(crate) fn room_behind(&self, header: &impl Head) -> Option<usize> {
-        self.out.room().checked_sub(header.bytes())
+    pub(crate) fn room_behind(&self, header: usize) -> Option<usize> {
+        self.out.room().checked_sub(header)
     }
 
     /// Whether the segment may be as long as one in a TCP segment of its own.
@@ -189,7 +175,7 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
 
     /// Writes a segment with these bytes, if it fits.
     pub(crate) fn put_whole(&mut self, header: &impl Head, payload: &[u8]) -> bool {
-        let fits = self.room_behind(header).is_some_and(|room| room >= payload.len());
+        let fits = self.room_behind(header.bytes()).is_some_and(|room| room >= payload.len());
         if fits {
             self.put(header, payload);
         }
