@@ -84,7 +84,8 @@ impl Grant {
 
     /// The bytes that contain the `len` bytes from `offset`, and the position of the first of these, if `user` has access
     /// `need` to all of them. The checks follow those of the tag in the order of RFC 5040 section 7.2.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `Keys::find`")]
+    #[inline(always)]
     fn find(
         &self,
         user: User,

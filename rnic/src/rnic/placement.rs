@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     ddp::{DdpError, Msn, Queue, STag, Tagged, Untagged},
+    memory::Memory,
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
         READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
@@ -124,10 +125,19 @@ where
         let Some(memory) = extent.one_memory() else {
             return copy_to_stretches(self.payload, extent.stretches(start, self.seen.len.into()));
         };
-        let mut written = true;
-        self.payload.for_each_run(|at, run| written &= memory.write_gapped(start as usize + at, run).is_ok());
-        written
+        match self.payload.one_run() {
+            Some(run) => run.len == 0 || memory.write_gapped(start as usize, &run).is_ok(),
+            None => copy_to_memory(self.payload, memory, start),
+        }
     }
+}
+
+/// Copies `payload` to `memory`, from byte `start` on; returns false if the memory is read-only.
+#[inline(never)]
+fn copy_to_memory(payload: SegmentPayload<'_, '_>, memory: &Memory, start: u64) -> bool {
+    let mut written = true;
+    payload.for_each_run(|at, run| written &= memory.write_gapped(start as usize + at, run).is_ok());
+    written
 }
 
 /// Copies `payload` to `stretches`; returns false if memory is read-only.

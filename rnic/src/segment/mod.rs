@@ -69,8 +69,13 @@ impl SegmentPayload<'_, '_> {
         self.ulpdu.for_each(self.at, f);
     }
 
-    /// Calls `f(offset, bytes)` for the payload in each chunk, with the markers between its bytes.
+    /// The payload with the markers between its bytes, if it lies in one chunk.
     #[inline]
+    pub(crate) fn one_run(&self) -> Option<Gapped<'_>> {
+        self.ulpdu.one_run(self.at)
+    }
+
+    /// Calls `f(offset, bytes)` for the payload in each chunk, with the markers between its bytes.
     pub(crate) fn for_each_run(&self, f: impl FnMut(usize, &Gapped<'_>)) {
         self.ulpdu.for_each_run(self.at, f);
     }

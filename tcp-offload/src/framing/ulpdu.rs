@@ -75,16 +75,20 @@ impl<'a> Ulpdu<'a> {
         self.walk(start, self.len.saturating_sub(start), f);
     }
 
+    /// The bytes from `start` on with the markers between them, if they lie in one chunk, as they nearly always do.
+    #[expect(clippy::inline_always, reason = "each ULPDU calls it once, and its result is large")]
+    #[inline(always)]
+    pub fn one_run(&self, start: usize) -> Option<Gapped<'a>> {
+        let [piece] = self.raw else { return None };
+        let (at, to_marker) = self.position(start);
+        let bytes = piece.get(at..).unwrap_or_default();
+        Some(Gapped { bytes, len: self.len.saturating_sub(start), gaps: markers_from(to_marker) })
+    }
+
     /// Calls `f(offset, bytes)` for the bytes from `start` on in each chunk, with the markers between them. `offset` counts from
     /// `start`.
-    #[inline]
-    pub fn for_each_run(&self, start: usize, mut f: impl FnMut(usize, &Gapped<'a>)) {
-        let len = self.len.saturating_sub(start);
-        let [piece] = self.raw else { return self.runs(start, len, f) };
-        let (at, to_marker) = self.position(start);
-        if len > 0 {
-            f(0, &Gapped { bytes: piece.get(at..).unwrap_or_default(), len, gaps: markers_from(to_marker) });
-        }
+    pub fn for_each_run(&self, start: usize, f: impl FnMut(usize, &Gapped<'a>)) {
+        self.runs(start, self.len.saturating_sub(start), f);
     }
 
     /// Position in `raw` of byte `start`, and the bytes from there to the next marker.
