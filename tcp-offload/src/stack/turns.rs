@@ -91,12 +91,7 @@ impl Turns {
     }
 
     fn change(&mut self, index: u32, work: Work) {
-        let at = index as usize;
-        if self.places.len() <= at {
-            self.lists.of_mut(Work::Nothing).len += at + 1 - self.places.len();
-            self.places.resize(at + 1, Place::EMPTY);
-        }
-        let Some(place) = self.places.get_mut(at) else { return };
+        let Some(place) = self.places.get_mut(index as usize) else { return self.add(index, work) };
         self.lists.of_mut(std::mem::replace(&mut place.work, work)).len -= 1;
         let list = self.lists.of_mut(work);
         list.len += 1;
@@ -104,6 +99,15 @@ impl Turns {
             place.listed |= work.bit();
             list.entries.push_back(index);
         }
+    }
+
+    /// Sets the work of connection `index`, which has no place yet.
+    #[cold]
+    fn add(&mut self, index: u32, work: Work) {
+        let places = index as usize + 1;
+        self.lists.of_mut(Work::Nothing).len += places - self.places.len();
+        self.places.resize(places, Place::EMPTY);
+        self.change(index, work);
     }
 
     /// Takes the work `work` from the first connection that has it, and returns the connection.

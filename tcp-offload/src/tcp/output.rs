@@ -428,6 +428,7 @@ impl Connection {
 
     /// Free chunks that new data leaves to ACKs and retransmissions: one half to ACKs, the other half, at least one
     /// full segment, to retransmissions.
+    #[inline]
     fn reserved_chunks(&self, chunk_bytes: usize) -> usize {
         (self.config.reserve_chunks as usize).max(2 * chunks_of(chunk_bytes, self.header_bytes() + self.emss))
     }

@@ -21,6 +21,7 @@ impl Connection {
 
     /// A time at or before [`Connection::deadline`] that is known without a look at each timer. When it passes,
     /// [`Connection::on_timer`] may find that no timer has fired, and makes it exact.
+    #[inline]
     pub fn deadline_bound(&self) -> Option<Instant> {
         self.timers.bound()
     }
