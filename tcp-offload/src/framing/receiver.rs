@@ -322,7 +322,10 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
                 return Ok(());
             }
             let (from, to) = ((start - first) as usize, (fpdu_end - first) as usize);
-            if let [piece] = payload {
+            if to - from == len {
+                // Nearly always, as our senders fill a segment with one frame: no list of pieces has to be made.
+                self.track.accept(upper, payload, ulpdu, fpdu_end)?;
+            } else if let [piece] = payload {
                 self.track.accept(upper, &[piece.get(from..to).unwrap_or_default()], ulpdu, fpdu_end)?;
             } else {
                 self.track.accept(upper, &part(payload, from, to - from), ulpdu, fpdu_end)?;
