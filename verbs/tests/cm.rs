@@ -9,15 +9,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{LIMIT, connect, devices, queue_pair};
+use common::{LIMIT, connect, devices, devices_with, queue_pair};
+use xwarp_tcp::stack::ConnectError;
 use xwarp_verbs::{
-    CloseReason, CompletionQueue, Device, FramingConfig, Keepalive, Markers, MpaConfig, Payload, PeerDepths,
-    Progress, ProtectionDomain, QpState, QueuePair, QueuePairOptions, RecvRequest, Tuning, WorkRequest,
+    CloseReason, CompletionQueue, Device, DeviceOptions, FramingConfig, Keepalive, Markers, MpaConfig,
+    Payload, PeerDepths, Progress, ProtectionDomain, QpState, QueuePair, QueuePairOptions, RecvRequest,
+    Tuning, WorkRequest,
     cm::{
-        AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
-        IncomingRequest, ListenOptions,
+        AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, EngineError, Event, EventChannel,
+        EventKind, IncomingRequest, ListenOptions,
     },
-    sim,
+    sim::{self, WireConfig},
 };
 
 fn server_address(port: u16) -> SocketAddr {
@@ -39,11 +41,15 @@ fn listening(device: &Device, channel: &EventChannel, port: u16) -> CmId {
 
 fn resolved(device: &Device, channel: &EventChannel, peer: SocketAddr) -> CmId {
     let id = CmId::new(device, channel);
+    resolve(device, channel, &id, peer);
+    id
+}
+
+fn resolve(device: &Device, channel: &EventChannel, id: &CmId, peer: SocketAddr) {
     id.resolve_address(peer, LIMIT).unwrap();
     assert!(matches!(next(device, channel).kind, EventKind::AddressResolved));
     id.resolve_route().unwrap();
     assert!(matches!(next(device, channel).kind, EventKind::RouteResolved));
-    id
 }
 
 fn request(device: &Device, channel: &EventChannel, listener: &CmId) -> IncomingRequest {
@@ -597,7 +603,227 @@ fn a_connect_that_fails_leaves_no_port_behind() {
     assert!(matches!(id.connect(&qp, too_much), Err(CmError::Engine(_))));
     assert_eq!((id.local_address(), qp.state()), (before, QpState::Idle));
     // Both ports of the failed attempt are free again.
-    let bound = CmId::new(&client, &channel);
-    bound.bind((sim::ipv4(2), 49152).into()).unwrap();
-    bound.bind((sim::ipv4(2), 49153).into()).unwrap();
+    let bound = [(); 2].map(|()| {
+        let id = CmId::new(&client, &channel);
+        id.bind((sim::ipv4(2), 0).into()).unwrap();
+        id
+    });
+    assert_eq!(bound.map(|id| id.local_address().unwrap().port()), [49152, 49153]);
+}
+
+/// A queue pair with its objects.
+type Pair = (ProtectionDomain, CompletionQueue, QueuePair);
+
+/// Two devices, the events of each, and listeners at ports 7 and 8 of the server.
+struct Hosts {
+    listeners: [CmId; 2],
+    at_server: EventChannel,
+    at_client: EventChannel,
+    server: Device,
+    client: Device,
+}
+
+/// An established connection of [`Hosts`].
+struct Joined {
+    id: CmId,
+    client: Pair,
+    accepted: CmId,
+    server: Pair,
+    /// The client's address, as the server sees it.
+    from: SocketAddr,
+}
+
+impl Hosts {
+    /// `time_wait` is that of both.
+    fn new(time_wait: Duration) -> Self {
+        let mut options = DeviceOptions::default();
+        options.tcp.time_wait = time_wait;
+        let [server, client] = devices_with(&options, &WireConfig::default());
+        let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+        let listeners = [7, 8].map(|port| listening(&server, &at_server, port));
+        Self { listeners, at_server, at_client, server, client }
+    }
+
+    /// An identifier of the client with the port of `other`.
+    fn bound_as(&self, other: &CmId) -> CmId {
+        let id = CmId::new(&self.client, &self.at_client);
+        id.bind_as(other).unwrap();
+        id
+    }
+
+    /// Connects an idle identifier of the client to `port` of the server.
+    fn join(&self, id: CmId, port: u16) -> Joined {
+        let pair = queue_pair(&self.client, QueuePairOptions::default());
+        resolve(&self.client, &self.at_client, &id, server_address(port));
+        id.connect(&pair.2, ConnectOptions::default()).unwrap();
+        let incoming = request(&self.server, &self.at_server, &self.listeners[usize::from(port - 7)]);
+        self.answer(incoming, id, pair)
+    }
+
+    /// Accepts the request of the client's identifier `id`.
+    fn answer(&self, incoming: IncomingRequest, id: CmId, client: Pair) -> Joined {
+        let server = queue_pair(&self.server, QueuePairOptions::default());
+        incoming.id.accept(&server.2, AcceptOptions::default()).unwrap();
+        for (device, channel) in [(&self.server, &self.at_server), (&self.client, &self.at_client)] {
+            let event = next(device, channel);
+            assert!(matches!(event.kind, EventKind::Established { .. }), "{event:?}");
+        }
+        Joined { id, client, accepted: incoming.id, server, from: incoming.peer }
+    }
+
+    fn join_new(&self, port: u16) -> Joined {
+        self.join(CmId::new(&self.client, &self.at_client), port)
+    }
+
+    /// The lowest port that the client's interface can reserve.
+    fn lowest_free_port(&self) -> u16 {
+        let id = CmId::new(&self.client, &self.at_client);
+        id.bind((sim::ipv4(2), 0).into()).unwrap();
+        id.local_address().unwrap().port()
+    }
+}
+
+impl Joined {
+    /// Sends a message from the client to the server.
+    fn exchange(&self) {
+        self.server.2.post_recv(&RecvRequest::new(1, &[])).unwrap();
+        self.client.2.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+        assert_eq!(self.server.1.spin(LIMIT).unwrap().check().unwrap().wr_id, 1);
+        assert_eq!(self.client.1.spin(LIMIT).unwrap().check().unwrap().wr_id, 2);
+    }
+
+    /// Closes the connection at the client, and then at the server.
+    fn close(&self, hosts: &Hosts) {
+        self.id.disconnect().unwrap();
+        assert!(matches!(next(&hosts.server, &hosts.at_server).kind, EventKind::Disconnected));
+        self.accepted.disconnect().unwrap();
+        assert!(matches!(next(&hosts.client, &hosts.at_client).kind, EventKind::Disconnected));
+        assert!(matches!(next(&hosts.client, &hosts.at_client).kind, EventKind::Closed(_)));
+        assert!(matches!(next(&hosts.server, &hosts.at_server).kind, EventKind::Closed(_)));
+    }
+}
+
+#[test]
+fn a_connection_has_the_port_of_another_one_to_another_port_of_the_peer() {
+    let hosts = Hosts::new(Duration::from_secs(1));
+    let first = hosts.join_new(7);
+    let second = hosts.bound_as(&first.id);
+    assert_eq!(second.local_address(), Some(first.from));
+    let second = hosts.join(second, 8);
+    assert_eq!((second.from, second.id.local_address()), (first.from, Some(first.from)));
+    first.exchange();
+    second.exchange();
+    drop(first);
+    second.exchange();
+}
+
+/// The end that accepted a connection connects from the port of its listener, which serves on.
+#[test]
+fn a_connection_has_the_port_of_one_that_was_accepted() {
+    let hosts = Hosts::new(Duration::from_secs(1));
+    let first = hosts.join_new(7);
+    let listener = CmId::new(&hosts.client, &hosts.at_client);
+    listener.bind((sim::ipv4(2), 9).into()).unwrap();
+    listener.listen(ListenOptions::default()).unwrap();
+    let second = CmId::new(&hosts.server, &hosts.at_server);
+    second.bind_as(&first.accepted).unwrap();
+    let (_pd, _cq, qp) = queue_pair(&hosts.server, QueuePairOptions::default());
+    resolve(&hosts.server, &hosts.at_server, &second, (sim::ipv4(2), 9).into());
+    second.connect(&qp, ConnectOptions::default()).unwrap();
+    let incoming = request(&hosts.client, &hosts.at_client, &listener);
+    assert_eq!(incoming.peer, server_address(7));
+    hosts.join_new(7).exchange();
+    first.exchange();
+}
+
+/// The peer has refused the first attempt, which left from another port.
+#[test]
+fn a_connection_has_the_port_of_another_ones_last_attempt() {
+    let hosts = Hosts::new(Duration::from_secs(1));
+    let markers = |markers| Some(MpaConfig { markers, ..MpaConfig::default() }.into());
+    let listener = CmId::new(&hosts.server, &hosts.at_server);
+    listener.bind(server_address(9)).unwrap();
+    listener.listen(ListenOptions { framing: markers(Markers::Off), ..ListenOptions::default() }).unwrap();
+    let id = resolved(&hosts.client, &hosts.at_client, server_address(9));
+    let pair = queue_pair(&hosts.client, QueuePairOptions::default());
+    id.connect(&pair.2, ConnectOptions::default()).unwrap();
+    let refused = request(&hosts.server, &hosts.at_server, &listener);
+    refused.id.reject(&[]).unwrap();
+    let first = hosts.answer(request(&hosts.server, &hosts.at_server, &listener), id, pair);
+    assert_ne!(first.from, refused.peer);
+    let second = hosts.bound_as(&first.id);
+    assert_eq!(second.local_address(), Some(first.from));
+    assert_eq!(hosts.join(second, 8).from, first.from);
+}
+
+#[test]
+fn only_a_connection_of_the_same_device_lends_its_port() {
+    let hosts = Hosts::new(Duration::from_secs(1));
+    let new = || CmId::new(&hosts.client, &hosts.at_client);
+    let refused = |other: &CmId| matches!(new().bind_as(other), Err(CmError::State { call: "bind_as", .. }));
+    assert!(refused(&new()), "an idle one");
+    assert!(refused(&resolved(&hosts.client, &hosts.at_client, server_address(7))), "a resolved one");
+    let bound = new();
+    bound.bind((sim::ipv4(2), 9).into()).unwrap();
+    assert!(refused(&bound), "a bound one");
+    bound.listen(ListenOptions::default()).unwrap();
+    assert!(refused(&bound), "a listener");
+    let first = hosts.join_new(7);
+    assert!(matches!(new().bind_as(&first.accepted), Err(CmError::OtherDevice)));
+    assert!(matches!(first.id.bind_as(&first.id), Err(CmError::State { call: "bind_as", .. })));
+    let second = hosts.bound_as(&first.id);
+    resolve(&hosts.client, &hosts.at_client, &second, server_address(8));
+    assert!(matches!(second.bind_as(&first.id), Err(CmError::State { call: "bind_as", .. })));
+}
+
+/// The four-tuple of a connection is taken while it exists and in TIME-WAIT. The failed attempt leaves its queue pair and the other
+/// connection as they were.
+#[test]
+fn a_second_connection_to_the_same_port_of_the_peer_is_refused() {
+    let hosts = Hosts::new(Duration::from_secs(60));
+    let first = hosts.join_new(7);
+    let pair = queue_pair(&hosts.client, QueuePairOptions::default());
+    let connect = || {
+        let second = hosts.bound_as(&first.id);
+        resolve(&hosts.client, &hosts.at_client, &second, server_address(7));
+        let error = second.connect(&pair.2, ConnectOptions::default()).unwrap_err();
+        let taken = EngineError::Connect(ConnectError::AddressInUse);
+        assert!(matches!(&error, CmError::Engine(engine) if *engine == taken), "{error:?}");
+        assert_eq!(pair.2.state(), QpState::Idle);
+    };
+    connect();
+    first.exchange();
+    first.close(&hosts);
+    connect();
+    let second = hosts.bound_as(&first.id);
+    resolve(&hosts.client, &hosts.at_client, &second, server_address(8));
+    second.connect(&pair.2, ConnectOptions::default()).unwrap();
+    let incoming = request(&hosts.server, &hosts.at_server, &hosts.listeners[1]);
+    let second = hosts.answer(incoming, second, pair);
+    assert_eq!(second.from, first.from);
+    second.exchange();
+}
+
+#[test]
+fn a_port_is_reserved_until_both_of_its_connections_have_ended() {
+    let hosts = Hosts::new(Duration::from_millis(20));
+    let first = hosts.join_new(7);
+    let port = first.from.port();
+    assert_eq!(hosts.lowest_free_port(), port + 1);
+    drop(hosts.bound_as(&first.id));
+    assert_eq!(hosts.lowest_free_port(), port + 1, "the first connection has it");
+    let second = hosts.bound_as(&first.id);
+    drop(first);
+    // The ports of ended connections are released in their order, after TIME-WAIT, when another one ends.
+    let begin = Instant::now();
+    loop {
+        let ended = hosts.join_new(7).from.port();
+        assert!(ended > port, "the port was released");
+        if hosts.lowest_free_port() == port + 1 {
+            break;
+        }
+        assert!(begin.elapsed() < LIMIT, "no port is released");
+    }
+    drop(second);
+    assert_eq!(hosts.lowest_free_port(), port);
 }

@@ -165,10 +165,20 @@ impl CmId {
         )
     }
 
-    /// Takes the address and the port of the connection `other`, for a connection to another port of the same peer.
+    /// Takes the address and the port of the connection `other`, for a connection to another port of the same peer. `other` may have
+    /// ended. The port is reserved until both have ended.
+    ///
+    /// While `other` exists and in its TIME-WAIT, [`connect`](Self::connect) to the same port of the peer fails with
+    /// [`CmError::Engine`].
     pub fn bind_as(&self, other: &Self) -> Result<(), CmError> {
-        let bound = other.entry(|entry| Some((entry.local?, entry.port.clone()?)));
-        let (local, port) = bound.ok_or(CmError::State { call: "bind_as", state: "not connected" })?;
+        if !self.device.is(&other.device) {
+            return Err(CmError::OtherDevice);
+        }
+        let (local, port) = other.step("bind_as", CmState::is_of_a_connection, |state, _| {
+            let entry = state.cm.entries.get(&other.key);
+            let bound = entry.and_then(|entry| Some((entry.local?, entry.port.clone()?)));
+            bound.ok_or(CmError::State { call: "bind_as", state: "without a port" })
+        })?;
         self.step(
             "bind_as",
             |p| matches!(p, CmState::Idle),

@@ -120,8 +120,8 @@ pub enum CmError {
         /// The state of the identifier.
         state: &'static str,
     },
-    /// The identifier and the queue pair belong to different devices.
-    #[error("the queue pair belongs to another device")]
+    /// The identifier and the queue pair, or two identifiers, belong to different devices.
+    #[error("the queue pair or the other identifier belongs to another device")]
     OtherDevice,
     /// The device has no engine with this number.
     #[error("the device has no engine {0}")]

@@ -59,6 +59,22 @@ pub(super) enum CmState {
 }
 
 impl CmState {
+    /// Whether there is a connection, or was one or the attempt to make it.
+    pub(super) const fn is_of_a_connection(&self) -> bool {
+        match self {
+            Self::Idle
+            | Self::Resolving
+            | Self::AddressResolved(_)
+            | Self::RouteResolved(_)
+            | Self::Listening(_) => false,
+            Self::Streaming(_)
+            | Self::Requested(_)
+            | Self::Connecting(_)
+            | Self::Connected(_)
+            | Self::Disconnected(_) => true,
+        }
+    }
+
     /// For error messages.
     fn name(&self) -> &'static str {
         match self {
@@ -454,10 +470,13 @@ impl State {
             }
             CmEvent::RequestGone { request } => cm.request_gone(request),
             CmEvent::Established { qp, local, remote, private_data, ird, ord, peer } => {
+                cm.pass_port_on(now, qp, local.port());
+                let port = cm.in_use.get(&qp).map(|ports| Arc::clone(&ports.port));
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
                     (entry.local, entry.peer) = (Some(local), Some(remote));
+                    // Not that of the first attempt.
+                    entry.port = port.or(entry.port.take());
                 }
-                cm.pass_port_on(now, qp, local.port());
                 let established = EventKind::Established { private_data, ird, ord, peer };
                 cm.advance(qp, CmState::Connected(qp), established);
             }
