@@ -16,7 +16,9 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
     recorded::Recorded,
+    shared::SharedInterface,
     tshark,
+    vm::built,
 };
 use xwarp_sdp::mapper::{Asked, Question};
 
@@ -44,8 +46,12 @@ fn library() -> PathBuf {
     path
 }
 
-/// A shell command of a side, started over SDP or not.
+/// Starts a shell command of a side, over SDP or not.
 fn shell(lab: &Recorded, side: Side, by: By, script: &str) -> Running {
+    Running::start(command(lab, side, by, script)).unwrap()
+}
+
+fn command(lab: &Recorded, side: Side, by: By, script: &str) -> Command {
     let mut command = match by {
         By::Tcp => lab.command(side, "sh"),
         By::Sdp => {
@@ -57,7 +63,7 @@ fn shell(lab: &Recorded, side: Side, by: By, script: &str) -> Running {
         }
     };
     command.args(["-c", script]);
-    Running::start(command).unwrap()
+    command
 }
 
 fn address(lab: &Lab) -> SocketAddr {
@@ -1858,8 +1864,13 @@ fn compiled(lab: &Lab, compiler: &str, source: &str, options: &[&str]) -> PathBu
 }
 
 /// Runs groups of calls of a C program over TCP and over SDP, in which both ends print what the calls have done; returns the differences,
-/// and the number of the server's bytes that passed the loopback by.
-fn compared_with_tcp(lab: &Recorded, program: &Path, groups: &[&str]) -> (Vec<String>, u64) {
+/// and the number of the server's bytes that passed the loopback by. The client uses `helper`, if there is one.
+fn compared_with_tcp(
+    lab: &Recorded,
+    helper: Option<&SharedInterface>,
+    program: &Path,
+    groups: &[&str],
+) -> (Vec<String>, u64) {
     let name = program.file_name().unwrap().to_str().unwrap();
     let (mut different, mut direct) = (Vec::new(), 0);
     for group in groups {
@@ -1868,7 +1879,9 @@ fn compared_with_tcp(lab: &Recorded, program: &Path, groups: &[&str]) -> (Vec<St
                 |role| format!("exec {} {role} {} {PORT} {group}", program.display(), address(lab).ip());
             let mut server = shell(lab, Side::B, by, &run("serve"));
             wait_for_listener(lab, by, &mut server);
-            let called = shell(lab, Side::A, by, &run("call")).finish(LIMIT);
+            let mut call = command(lab, Side::A, by, &run("call"));
+            call.envs(helper.map(|helper| ("XWARP_HELPER", helper.socket())));
+            let called = Running::start(call).unwrap().finish(LIMIT);
             let served = server.finish(LIMIT);
             [called, served].map(|end| end.unwrap_or_else(|error| format!("{error:#}")))
         });
@@ -1907,7 +1920,7 @@ fn netns_sdp_calls_and_options_have_the_outcome_of_tcp() {
     }
     // A program binds to it.
     second_address(&lab);
-    let (different, _) = compared_with_tcp(&lab, &program, &CALLS);
+    let (different, _) = compared_with_tcp(&lab, None, &program, &CALLS);
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
@@ -1936,12 +1949,22 @@ const SLEEPS: [&str; 7] = ["ends", "signals", "limits", "threads", "pair", "turn
 fn netns_sdp_sleeping_reads_end_as_over_tcp() {
     let lab = lab();
     let program = compiled(&lab, "cc", "sleeps.c", &["-O2", "-Wall", "-Werror", "-pthread"]);
-    let (different, _) = compared_with_tcp(&lab, &program, &SLEEPS);
+    let (different, _) = compared_with_tcp(&lab, None, &program, &SLEEPS);
     assert!(different.is_empty(), "{}", different.join("\n"));
     // The server writes as many bytes as it reads. Another thread may be faster than a read, but not always.
-    let (different, direct) = compared_with_tcp(&lab, &program, &["data"]);
+    let (different, direct) = compared_with_tcp(&lab, None, &program, &["data"]);
     assert!(different.is_empty(), "{}", different.join("\n"));
     assert!(direct > 200 * 16 * 3 / 2, "{direct} bytes passed the loopback by");
+}
+
+/// The same where the client has a device of a helper.
+#[test]
+fn netns_sdp_shared_sleeping_reads_end_as_over_tcp() {
+    let lab = lab();
+    let helper = SharedInterface::start(&lab, built("xwarp-helper").unwrap().to_str().unwrap(), &[]).unwrap();
+    let program = compiled(&lab, "cc", "sleeps.c", &["-O2", "-Wall", "-Werror", "-pthread"]);
+    let (different, _) = compared_with_tcp(&lab, Some(&helper), &program, &["ends", "limits", "threads"]);
+    assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
 /// Programs on event loops: the server echoes what nc and what a client on asio send.

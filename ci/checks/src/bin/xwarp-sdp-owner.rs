@@ -1,6 +1,6 @@
 //! An owner of a connection over SDP that moves from one process to another, by a UNIX socket:
-//! `xwarp-sdp-owner first|second INTERFACE ADDRESS:PORT SOCKET RECEIVED CAPTURE`. The first one reads 100 000 bytes, the second one the
-//! rest.
+//! `xwarp-sdp-owner listens|connects|second INTERFACE ADDRESS:PORT SOCKET RECEIVED CAPTURE`. The first one, which listens at the address or
+//! connects to it, reads 100 000 bytes. The second one, which has the address without the port, reads the rest.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use xwarp_sdp::{Sdp, SdpListener, SdpOptions, Successor};
+use xwarp_sdp::{Sdp, SdpListener, SdpOptions, SdpStream, Successor};
 use xwarp_verbs::{Device, DeviceOptions};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -26,10 +26,15 @@ fn main() -> Result<()> {
     let options = DeviceOptions { capture: Some(capture), ..DeviceOptions::default() };
     let sdp = Sdp::new(&Device::open_with(&interface, options)?, SdpOptions::default())?;
     match &*role {
-        "first" => {
-            let listener = SdpListener::bind(&sdp, address)?;
-            println!("ready");
-            let (stream, _) = listener.accept()?;
+        "listens" | "connects" => {
+            let stream = if role == "listens" {
+                let listener = SdpListener::bind(&sdp, address)?;
+                println!("ready");
+                listener.accept()?.0
+            } else {
+                println!("ready");
+                SdpStream::connect_timeout(&sdp, address, LIMIT)?
+            };
             stream.set_read_timeout(Some(LIMIT))?;
             let mut part = vec![0; 100_000];
             (&stream).read_exact(&mut part)?;
