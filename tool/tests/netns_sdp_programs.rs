@@ -1963,7 +1963,7 @@ fn netns_sdp_shared_sleeping_reads_end_as_over_tcp() {
     let lab = lab();
     let helper = SharedInterface::start(&lab, built("xwarp-helper").unwrap().to_str().unwrap(), &[]).unwrap();
     let program = compiled(&lab, "cc", "sleeps.c", &["-O2", "-Wall", "-Werror", "-pthread"]);
-    let (different, _) = compared_with_tcp(&lab, Some(&helper), &program, &["ends", "limits", "threads"]);
+    let (different, _) = compared_with_tcp(&lab, Some(&helper), &program, &["ends", "threads"]);
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 

@@ -261,13 +261,17 @@ fn moves(first: &str, peer: Peer) {
 
 #[test]
 fn netns_sdp_shared_a_connection_moves_to_another_process() {
-    PEERS.iter().for_each(|peer| moves("listens", *peer));
+    for peer in PEERS {
+        moves("listens", peer);
+    }
 }
 
 /// The peer has accepted the connection, and connects again from the port of its listener.
 #[test]
 fn netns_sdp_shared_a_connection_that_was_accepted_moves_to_another_process() {
-    PEERS.iter().for_each(|peer| moves("connects", *peer));
+    for peer in PEERS {
+        moves("connects", peer);
+    }
 }
 
 /// Both ends are processes behind one helper; one moves the connection to another service of its device.

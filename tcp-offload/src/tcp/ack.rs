@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::TcpConfig;
 use crate::time::Instant;
 
 /// Number of ACKs that follow the rules of RFC 5681 on a new connection, after a gap and after a [`PAUSE`].
@@ -69,10 +70,10 @@ impl AckPolicy {
         Self { quick: 0, ..Self::new(now) }
     }
 
-    /// Records payload that was taken in order. The ACK is due once the bytes of `every` segments of `full` bytes are
+    /// Records payload that was taken in order. The ACK is due once the bytes of `ack_every` segments of `full` bytes are
     /// unacknowledged, or a quarter of the advertised window, of which `window` bytes are left. Until then it is held, unless the
-    /// peer `pushed` the payload; if `answered`, that of a single pushed segment that is not full waits for the application's
-    /// answer. Returns the timer that has to be armed.
+    /// peer `pushed` the payload; with an `answer_delay`, that of a single pushed segment that is not full waits for the
+    /// application's answer. Returns the timer that has to be armed.
     #[inline]
     pub(super) fn in_order(
         &mut self,
@@ -80,9 +81,8 @@ impl AckPolicy {
         len: usize,
         pushed: bool,
         full: usize,
-        every: usize,
         window: usize,
-        answered: bool,
+        config: &TcpConfig,
     ) -> Option<Wait> {
         if now.since(self.taken_at) >= PAUSE {
             self.quick = self.quick.max(QUICK_ACKS);
@@ -90,10 +90,12 @@ impl AckPolicy {
         self.taken_at = now;
         self.bytes += len;
         let quick = self.quick > 0;
+        let every = config.ack_every as usize;
         let least = QUICK_EVERY.min(every) * full;
         let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
         let due = self.bytes >= limit;
         let held = !quick && !pushed && !due;
+        let answered = !quick && pushed && self.bytes < full && config.answer_delay.is_some();
         if self.owed == Owed::Held && !held {
             self.penalty = 1;
         }
@@ -102,15 +104,11 @@ impl AckPolicy {
                 self.owed = Owed::Now;
                 None
             }
-            Owed::Nothing if held => {
-                self.owed = Owed::Held;
-                Some(Wait::Hold)
-            }
-            Owed::Nothing if answered && !quick && self.bytes < full => {
+            Owed::Nothing if answered => {
                 self.owed = Owed::Answer;
                 Some(Wait::Answer)
             }
-            Owed::Answer if held => {
+            Owed::Nothing | Owed::Answer if held => {
                 self.owed = Owed::Held;
                 Some(Wait::Hold)
             }
@@ -200,12 +198,20 @@ mod tests {
 
     /// Takes a full segment of 1000 bytes.
     fn take(ack: &mut AckPolicy, pushed: bool) -> Option<Wait> {
-        ack.in_order(NOW, 1000, pushed, 1000, 8, WINDOW, false)
+        ack.in_order(NOW, 1000, pushed, 1000, WINDOW, &config())
+    }
+
+    fn config() -> TcpConfig {
+        TcpConfig { ack_every: 8, ..TcpConfig::default() }
+    }
+
+    fn answered() -> TcpConfig {
+        TcpConfig { answer_delay: Some(Duration::from_millis(40)), ..config() }
     }
 
     /// Takes a pushed segment of 100 bytes, of a peer whose segments are answered.
     fn take_answered(ack: &mut AckPolicy) -> Option<Wait> {
-        ack.in_order(NOW, 100, true, 1000, 8, WINDOW, true)
+        ack.in_order(NOW, 100, true, 1000, WINDOW, &answered())
     }
 
     #[test]
@@ -219,7 +225,7 @@ mod tests {
         ack.expire(BEFORE);
         assert!(ack.is_due());
         ack.sent();
-        assert_eq!(ack.in_order(NOW, 1000, true, 1000, 8, WINDOW, true), Some(Wait::Delay), "a full one");
+        assert_eq!(ack.in_order(NOW, 1000, true, 1000, WINDOW, &answered()), Some(Wait::Delay), "a full one");
     }
 
     /// The peer sends without waiting for answers, so it may wait for ACKs.
@@ -231,7 +237,7 @@ mod tests {
         assert!(!ack.awaits_answer() && ack.flush());
         ack.sent();
         take_answered(&mut ack);
-        assert_eq!(ack.in_order(NOW, 100, false, 1000, 8, WINDOW, true), Some(Wait::Hold));
+        assert_eq!(ack.in_order(NOW, 100, false, 1000, WINDOW, &answered()), Some(Wait::Hold));
         assert!(ack.is_held());
     }
 
@@ -268,7 +274,7 @@ mod tests {
         assert!(ack.is_due());
         ack.sent();
         assert!(!ack.is_due());
-        assert_eq!(ack.in_order(NOW, 1, true, 1000, 8, WINDOW, false), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW, 1, true, 1000, WINDOW, &config()), Some(Wait::Delay));
         assert!(ack.flush());
         assert!(ack.is_due());
     }
@@ -288,7 +294,7 @@ mod tests {
             let mut ack = AckPolicy::settled(NOW);
             let until_due = (1..100).find(|_| {
                 let left = window - ack.bytes;
-                ack.in_order(NOW, 1000, false, 1000, 8, left - 1000, false);
+                ack.in_order(NOW, 1000, false, 1000, left - 1000, &config());
                 ack.is_due()
             });
             assert_eq!(until_due, Some(segments), "window of {window} bytes");
@@ -319,8 +325,8 @@ mod tests {
         assert_eq!(take(&mut ack, false), Some(Wait::Hold));
         ack.flush();
         ack.sent();
-        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW, false), Some(Wait::Delay));
-        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW, false), None);
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, WINDOW, &config()), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, WINDOW, &config()), None);
         assert!(ack.is_due());
     }
 

@@ -271,9 +271,8 @@ impl Connection {
         let had_fin = self.rx.fin_reached();
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
-            let (every, window) = (self.config.ack_every as usize, self.rx.window() as usize);
-            let answered = self.config.answer_delay.is_some();
-            let wait = self.ack.in_order(now, arrival.len, arrival.pushed, full, every, window, answered);
+            let window = self.rx.window() as usize;
+            let wait = self.ack.in_order(now, arrival.len, arrival.pushed, full, window, &self.config);
             let delay = match wait {
                 None => None,
                 Some(Wait::Hold) => Some(self.config.ack_hold),
