@@ -448,7 +448,7 @@ impl CmId {
         })
     }
 
-    /// Changes them (`rdma_set_option`): user timeout, keepalive, codepoint, hop limit and delay of ACKs. They apply to an existing
+    /// Changes them (`rdma_set_option`): user timeout, keepalive, codepoint, hop limit and answer delay. They apply to an existing
     /// connection from now on, to a later one from its start; a listener applies them to later requests.
     pub fn tune(&self, tuning: Tuning) -> Result<(), CmError> {
         if tuning.dscp >= 64 {

@@ -59,7 +59,7 @@ pub(super) enum CmState {
 }
 
 impl CmState {
-    /// Whether there is a connection, or was one or the attempt to make it.
+    /// Whether the identifier has a connection, has had one, or attempts to make one.
     pub(super) const fn is_of_a_connection(&self) -> bool {
         match self {
             Self::Idle
