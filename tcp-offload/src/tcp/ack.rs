@@ -33,17 +33,6 @@ enum Owed {
     Now,
 }
 
-/// The timer that an ACK needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// For the peer's next segments.
-    Hold,
-    /// For data that carries the ACK.
-    Delay,
-    /// The same, for the ACK of a single short segment.
-    Answer,
-}
-
 /// The delayed-ACK state of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct AckPolicy {
@@ -73,7 +62,7 @@ impl AckPolicy {
     /// Records payload that was taken in order. The ACK is due once the bytes of `ack_every` segments of `full` bytes are
     /// unacknowledged, or a quarter of the advertised window, of which `window` bytes are left. Until then it is held, unless the
     /// peer `pushed` the payload; with an `answer_delay`, that of a single pushed segment that is not full waits for the
-    /// application's answer. Returns the timer that has to be armed.
+    /// application's answer. Returns the time after which the ACK is due, if its timer has to be armed.
     #[inline]
     pub(super) fn in_order(
         &mut self,
@@ -83,7 +72,7 @@ impl AckPolicy {
         full: usize,
         window: usize,
         config: &TcpConfig,
-    ) -> Option<Wait> {
+    ) -> Option<Duration> {
         if now.since(self.taken_at) >= PAUSE {
             self.quick = self.quick.max(QUICK_ACKS);
         }
@@ -95,7 +84,7 @@ impl AckPolicy {
         let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
         let due = self.bytes >= limit;
         let held = !quick && !pushed && !due;
-        let answered = !quick && pushed && self.bytes < full && config.answer_delay.is_some();
+        let answer = config.answer_delay.filter(|_| !quick && pushed && self.bytes < full);
         if self.owed == Owed::Held && !held {
             self.penalty = 1;
         }
@@ -104,17 +93,17 @@ impl AckPolicy {
                 self.owed = Owed::Now;
                 None
             }
-            Owed::Nothing if answered => {
+            Owed::Nothing if answer.is_some() => {
                 self.owed = Owed::Answer;
-                Some(Wait::Answer)
+                answer
             }
             Owed::Nothing | Owed::Answer if held => {
                 self.owed = Owed::Held;
-                Some(Wait::Hold)
+                Some(config.ack_hold)
             }
             Owed::Nothing | Owed::Answer => {
                 self.owed = Owed::Pending;
-                Some(Wait::Delay)
+                Some(config.delayed_ack)
             }
             Owed::Held if !held => {
                 self.owed = Owed::Pending;
@@ -195,9 +184,13 @@ mod tests {
     const WINDOW: usize = 1 << 20;
     const BEFORE: Instant = Instant::from_nanos(0);
     const NOW: Instant = Instant::from_nanos(1);
+    /// The times of the timers in [`answered`].
+    const HOLD: Option<Duration> = Some(Duration::from_micros(50));
+    const DELAY: Option<Duration> = Some(Duration::from_millis(1));
+    const ANSWER: Option<Duration> = Some(Duration::from_millis(40));
 
     /// Takes a full segment of 1000 bytes.
-    fn take(ack: &mut AckPolicy, pushed: bool) -> Option<Wait> {
+    fn take(ack: &mut AckPolicy, pushed: bool) -> Option<Duration> {
         ack.in_order(NOW, 1000, pushed, 1000, WINDOW, &config())
     }
 
@@ -206,26 +199,26 @@ mod tests {
     }
 
     fn answered() -> TcpConfig {
-        TcpConfig { answer_delay: Some(Duration::from_millis(40)), ..config() }
+        TcpConfig { answer_delay: ANSWER, ..config() }
     }
 
     /// Takes a pushed segment of 100 bytes, of a peer whose segments are answered.
-    fn take_answered(ack: &mut AckPolicy) -> Option<Wait> {
+    fn take_answered(ack: &mut AckPolicy) -> Option<Duration> {
         ack.in_order(NOW, 100, true, 1000, WINDOW, &answered())
     }
 
     #[test]
     fn the_ack_of_a_single_short_segment_waits_for_the_answer() {
         let mut ack = AckPolicy::settled(NOW);
-        assert_eq!(take_answered(&mut ack), Some(Wait::Answer));
+        assert_eq!(take_answered(&mut ack), ANSWER);
         assert!(ack.awaits_answer() && ack.is_owed() && !ack.flush(), "an idle turn does not send it");
         ack.sent();
         assert!(!ack.is_owed());
-        assert_eq!(take_answered(&mut ack), Some(Wait::Answer));
+        assert_eq!(take_answered(&mut ack), ANSWER);
         ack.expire(BEFORE);
         assert!(ack.is_due());
         ack.sent();
-        assert_eq!(ack.in_order(NOW, 1000, true, 1000, WINDOW, &answered()), Some(Wait::Delay), "a full one");
+        assert_eq!(ack.in_order(NOW, 1000, true, 1000, WINDOW, &answered()), DELAY, "a full one");
     }
 
     /// The peer sends without waiting for answers, so it may wait for ACKs.
@@ -233,11 +226,11 @@ mod tests {
     fn the_ack_of_a_second_segment_waits_for_no_answer() {
         let mut ack = AckPolicy::settled(NOW);
         take_answered(&mut ack);
-        assert_eq!(take_answered(&mut ack), Some(Wait::Delay), "the timer of the answer is longer");
+        assert_eq!(take_answered(&mut ack), DELAY, "the timer of the answer is longer");
         assert!(!ack.awaits_answer() && ack.flush());
         ack.sent();
         take_answered(&mut ack);
-        assert_eq!(ack.in_order(NOW, 100, false, 1000, WINDOW, &answered()), Some(Wait::Hold));
+        assert_eq!(ack.in_order(NOW, 100, false, 1000, WINDOW, &answered()), HOLD);
         assert!(ack.is_held());
     }
 
@@ -245,7 +238,7 @@ mod tests {
     #[test]
     fn a_quick_ack_waits_for_no_answer() {
         let mut ack = AckPolicy::new(NOW);
-        assert_eq!(take_answered(&mut ack), Some(Wait::Delay));
+        assert_eq!(take_answered(&mut ack), DELAY);
         assert!(ack.flush());
     }
 
@@ -253,19 +246,19 @@ mod tests {
     fn a_new_connection_acknowledges_every_second_segment() {
         let mut ack = AckPolicy::new(NOW);
         for _ in 0..QUICK_ACKS {
-            assert_eq!(take(&mut ack, false), Some(Wait::Delay));
+            assert_eq!(take(&mut ack, false), DELAY);
             assert_eq!(take(&mut ack, false), None);
             assert!(ack.is_due());
             ack.sent();
         }
-        assert_eq!(take(&mut ack, false), Some(Wait::Hold));
+        assert_eq!(take(&mut ack, false), HOLD);
     }
 
     #[test]
     fn an_ack_is_delayed_until_enough_bytes_or_a_flush() {
         let mut ack = AckPolicy::settled(NOW);
         assert!(!ack.flush());
-        assert_eq!(take(&mut ack, true), Some(Wait::Delay));
+        assert_eq!(take(&mut ack, true), DELAY);
         for _ in 0..6 {
             assert_eq!(take(&mut ack, true), None);
             assert!(!ack.is_due());
@@ -274,7 +267,7 @@ mod tests {
         assert!(ack.is_due());
         ack.sent();
         assert!(!ack.is_due());
-        assert_eq!(ack.in_order(NOW, 1, true, 1000, WINDOW, &config()), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW, 1, true, 1000, WINDOW, &config()), DELAY);
         assert!(ack.flush());
         assert!(ack.is_due());
     }
@@ -282,7 +275,7 @@ mod tests {
     #[test]
     fn an_ack_is_held_while_the_peer_has_more_to_send() {
         let mut ack = AckPolicy::settled(NOW);
-        assert_eq!(take(&mut ack, false), Some(Wait::Hold));
+        assert_eq!(take(&mut ack, false), HOLD);
         assert!(ack.is_held());
         take(&mut ack, true);
         assert!(!ack.is_held() && ack.is_owed(), "the last of a message");
@@ -322,10 +315,10 @@ mod tests {
     #[test]
     fn rfc5681_s4_1_a_stream_that_pauses_begins_with_quick_acks() {
         let mut ack = AckPolicy::settled(NOW);
-        assert_eq!(take(&mut ack, false), Some(Wait::Hold));
+        assert_eq!(take(&mut ack, false), HOLD);
         ack.flush();
         ack.sent();
-        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, WINDOW, &config()), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, WINDOW, &config()), DELAY);
         assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, WINDOW, &config()), None);
         assert!(ack.is_due());
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Algorithm, Info, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
-    ack::{AckPolicy, Wait},
+    ack::AckPolicy,
     clock::Clock,
     congestion::Window,
     marks::Marks,
@@ -272,14 +272,7 @@ impl Connection {
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
             let window = self.rx.window() as usize;
-            let wait = self.ack.in_order(now, arrival.len, arrival.pushed, full, window, &self.config);
-            let delay = match wait {
-                None => None,
-                Some(Wait::Hold) => Some(self.config.ack_hold),
-                Some(Wait::Delay) => Some(self.config.delayed_ack),
-                Some(Wait::Answer) => self.config.answer_delay,
-            };
-            match delay {
+            match self.ack.in_order(now, arrival.len, arrival.pushed, full, window, &self.config) {
                 None => {}
                 Some(Duration::ZERO) => self.ack.now(),
                 Some(delay) => self.timers.arm(Timer::DelayedAck, now + delay),
