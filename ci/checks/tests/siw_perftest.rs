@@ -25,7 +25,7 @@ const CASES: [(&str, &[&str]); 6] = [
 ];
 /// Signals each completion, because `xwarp-perf` waits at most half a minute for one and the machine may be
 /// slow.
-const BIG: &str = "-n 5 -s 8388608 -Q 1";
+const BIG: &str = "-n 5 -s 1048576 -Q 1";
 /// Time until a stream runs, also on a loaded machine.
 const WARM: Duration = Duration::from_secs(5);
 
