@@ -67,8 +67,8 @@ impl AsFd for Doorbell {
     }
 }
 
-/// Descriptors that several sets share. An event wakes only one waiter: that of the first set, in the order of
-/// creation, in which a thread waits at that moment (`EPOLLEXCLUSIVE`).
+/// Descriptors that a thread waits for. Several sets can share descriptors: an event of one wakes only one waiter, that of
+/// the first set, in the order in which it was shared, in which a thread waits at that moment (`EPOLLEXCLUSIVE`).
 #[derive(Debug)]
 pub(crate) struct WaitSet(OwnedFd);
 
@@ -97,18 +97,26 @@ const OWN_MARK: u64 = 1;
 const BELL_MARK: u64 = 2;
 
 impl WaitSet {
-    /// A set of `shared`, which other sets contain too, and `bell`, which other sets may contain too and which wakes all waiters.
-    pub(crate) fn new<'a>(
-        shared: impl IntoIterator<Item = BorrowedFd<'a>>,
-        bell: BorrowedFd<'_>,
-    ) -> io::Result<Self> {
+    /// A set of `bell`, which other sets may contain too and which wakes all waiters.
+    pub(crate) fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let mark = epoll::EventData::new_u64(SHARED_MARK);
-        for fd in shared {
-            epoll::add(&set, fd, mark, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE)?;
-        }
         epoll::add(&set, bell, epoll::EventData::new_u64(BELL_MARK), epoll::EventFlags::IN)?;
         Ok(Self(set))
+    }
+
+    /// Adds a descriptor that the sets share, unless it is in the set already.
+    pub(crate) fn share(&self, shared: BorrowedFd<'_>) -> io::Result<()> {
+        let mark = epoll::EventData::new_u64(SHARED_MARK);
+        match epoll::add(&self.0, shared, mark, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes a descriptor that the sets share.
+    pub(crate) fn unshare(&self, shared: BorrowedFd<'_>) {
+        // The only error is that the set does not contain it.
+        let _ = epoll::delete(&self.0, shared);
     }
 
     /// Waits until a descriptor is readable or in error, at most for `limit`. A signal ends the wait early.

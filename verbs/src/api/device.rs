@@ -27,12 +27,12 @@ use super::{
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, SharedEngine},
-    sleep::{Bed, Front, Slept, drive},
+    sleep::{Slept, Waits, drive},
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
     observe::OBSERVE_VARIABLE,
-    system::{self, WaitSet, lock, wait_readable},
+    system::{self, lock, wait_readable},
     tap::{Recording, Tap},
 };
 
@@ -146,13 +146,10 @@ pub(crate) struct DeviceInner {
     recording: Option<Arc<Recording>>,
 }
 
-/// Where threads wait for the frames of one engine.
+/// What waits for the frames of one engine.
 struct Seat {
-    bed: Bed,
-    front: Front,
+    waits: Arc<Waits>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
-    readiness: Vec<OwnedFd>,
 }
 
 /// The recording of a device whose frames are recorded or may be.
@@ -210,7 +207,7 @@ impl DeviceInner {
 
     /// The descriptors of all engines.
     fn readiness(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.seats.iter().flat_map(|seat| &seat.readiness).map(AsFd::as_fd)
+        self.seats.iter().flat_map(|seat| seat.waits.readiness())
     }
 
     fn observe(&self, recording: Arc<Recording>, interface: &str) {
@@ -224,13 +221,9 @@ impl DeviceInner {
 impl Seat {
     /// A seat for an engine that runs: `readiness` are the descriptors of its part of the interface.
     fn new(engine: &Arc<SharedEngine>, readiness: Vec<OwnedFd>, interface: &str) -> io::Result<Self> {
-        let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
-        // In the order in which frames wake the threads that wait.
-        let bed = Bed::new(set(engine.failure_bell())?)?;
-        let front = Front::new(set(engine.failure_bell())?);
-        let behind = set(engine.doorbell())?;
-        let thread = engine.has_thread.then(|| progress::spawn(engine, interface, behind)).transpose()?;
-        Ok(Self { bed, front, thread: Mutex::new(thread), readiness })
+        let waits = Arc::new(Waits::new(engine, readiness)?);
+        let thread = engine.has_thread.then(|| progress::spawn(engine, &waits, interface)).transpose()?;
+        Ok(Self { waits, thread: Mutex::new(thread) })
     }
 }
 
@@ -478,7 +471,7 @@ impl Device {
         drive(self.engines(), fd, &link, limit)
     }
 
-    /// Runs the engine `only`, if it is known, while it waits; see [`Front::lead`].
+    /// Runs the engine `only`, if it is known, while it waits; see [`Waits::lead`].
     fn lead(
         &self,
         only: Option<u16>,
@@ -492,7 +485,7 @@ impl Device {
         let engine = self.engines().get(number);
         engine.application_sleeps();
         match self.0.seats.get(usize::from(number)).filter(|_| engine.application_progress) {
-            Some(seat) => seat.front.lead(engine, fd, limit),
+            Some(seat) => seat.waits.lead(engine, fd, limit),
             None => Ok(None),
         }
     }
@@ -506,14 +499,14 @@ impl Device {
     ) -> io::Result<Slept> {
         let number = only.filter(|_| self.0.progress == Progress::Auto).unwrap_or(u16::MAX);
         match (self.engines().get(number), self.0.seats.get(usize::from(number))) {
-            (engine, Some(seat)) if !engine.failed() => seat.bed.sleep(engine, attend, limit),
+            (engine, Some(seat)) if !engine.failed() => seat.waits.sleep(engine, attend, limit),
             _ => Ok(Slept::Refused),
         }
     }
 
     /// Ends the present [`sleep`](CompletionQueue::sleep) on a queue of the device, or else the next one. Takes no lock.
     pub fn end_sleep(&self) {
-        self.0.seats.iter().for_each(|seat| seat.bed.bell.ring());
+        self.0.seats.iter().for_each(|seat| seat.waits.end_sleep());
     }
 
     /// Runs `f` on a thread of its own, which is waited for when the device is closed.

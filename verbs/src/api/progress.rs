@@ -11,8 +11,11 @@ use std::{
 
 use xwarp_tcp::time::Instant;
 
-use super::shared::{BUSY_POLLS, Calls, SharedEngine};
-use crate::system::{self, WaitSet};
+use super::{
+    shared::{BUSY_POLLS, Calls, SharedEngine},
+    sleep::Waits,
+};
+use crate::system;
 
 /// Which threads run the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -32,16 +35,19 @@ pub enum Progress {
 /// application stops polling without arming a queue.
 const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
-/// Starts the thread of an engine. `set` contains the interface's descriptors and was made after the engine's
-/// [`Front`](super::sleep::Front), so that a waiting application is woken first.
-pub(crate) fn spawn(shared: &Arc<SharedEngine>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
-    let shared = Arc::clone(shared);
+/// Starts the thread of an engine.
+pub(crate) fn spawn(
+    shared: &Arc<SharedEngine>,
+    waits: &Arc<Waits>,
+    interface: &str,
+) -> io::Result<JoinHandle<()>> {
+    let (shared, waits) = (Arc::clone(shared), Arc::clone(waits));
     let name = match shared.number {
         0 => format!("xwarp-{interface}"),
         number => format!("xwarp-{interface}-{number}"),
     };
     system::spawn(name, move || {
-        if let Err(error) = run(&shared, &set) {
+        if let Err(error) = run(&shared, &waits) {
             tracing::error!(%error, "the progress thread ends: the device makes no progress unless it is polled");
         }
     })
@@ -110,7 +116,7 @@ impl Watch {
     }
 }
 
-fn run(shared: &SharedEngine, set: &WaitSet) -> io::Result<()> {
+fn run(shared: &SharedEngine, waits: &Waits) -> io::Result<()> {
     let (mut leads, mut sleeps) = (0, 0);
     let mut watch = Watch { calls: Calls::default(), at: shared.clock.now() };
     let mut nap = NAP[0];
@@ -131,6 +137,7 @@ fn run(shared: &SharedEngine, set: &WaitSet) -> io::Result<()> {
         };
         match attention {
             Attention::Full => {
+                waits.unshare();
                 shared.nap(nap)?;
                 // Gathered posts wait for a nap at most, should the application stop polling.
                 nap = if shared.gathered_lately() { NAP[0] } else { (nap * 2).min(NAP[1]) };
@@ -150,7 +157,7 @@ fn run(shared: &SharedEngine, set: &WaitSet) -> io::Result<()> {
                 nap = NAP[0];
                 shared.progress();
                 let before = std::mem::replace(&mut leads, shared.leads());
-                shared.sleep(set, leads != before)?;
+                shared.sleep(waits, leads != before)?;
             }
         }
     }

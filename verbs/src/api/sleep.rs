@@ -7,10 +7,14 @@
 //!
 //! Before the leader, frames wake the caller of [`CompletionQueue::sleep`](super::CompletionQueue::sleep), which polls
 //! its queue itself when it wakes up, and therefore needs no notification.
+//!
+//! While the application polls, nobody waits for frames, and the sets do not contain the interface's descriptors: the
+//! kernel would visit each set for each frame, which takes a seventh of the time of a sender of 1500-byte frames
+//! (`docs/measurements/bulk.md`).
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Mutex, MutexGuard, TryLockError, atomic::Ordering},
     time::Duration,
 };
@@ -21,7 +25,7 @@ use super::{
     engines::Engines,
     shared::{NOT_WAITING, STARVED_WAIT, SharedEngine},
 };
-use crate::system::{Doorbell, WaitSet, Woken, wait_readable};
+use crate::system::{Doorbell, WaitSet, Woken, lock, wait_readable};
 
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
@@ -50,19 +54,91 @@ pub enum Slept {
     Refused,
 }
 
-/// The set in which the caller of [`CompletionQueue::sleep`](super::CompletionQueue::sleep) waits: the first of those
-/// that share the interface's descriptors.
-pub(crate) struct Bed {
-    set: Mutex<WaitSet>,
-    /// Ends the sleep.
-    pub(crate) bell: Doorbell,
+/// Where threads wait for the frames of one engine.
+pub(crate) struct Waits {
+    /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
+    readiness: Vec<OwnedFd>,
+    /// The caller of [`CompletionQueue::sleep`](super::CompletionQueue::sleep).
+    bed: Place,
+    /// Ends its sleep.
+    bell: Doorbell,
+    /// The leader.
+    front: Place,
+    /// The progress thread.
+    behind: WaitSet,
+    /// Whether the sets share the descriptors.
+    shared: Mutex<bool>,
 }
 
-impl Bed {
-    pub(crate) fn new(set: WaitSet) -> io::Result<Self> {
+/// A set, and a lock that its waiter holds.
+struct Place {
+    set: WaitSet,
+    taken: Mutex<()>,
+}
+
+impl Place {
+    fn new(set: WaitSet) -> Self {
+        Self { set, taken: Mutex::default() }
+    }
+
+    /// `None` while another thread has taken it.
+    fn take(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.taken.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl Waits {
+    /// For an engine that runs: `readiness` are the descriptors of its part of the interface.
+    pub(crate) fn new(engine: &SharedEngine, readiness: Vec<OwnedFd>) -> io::Result<Self> {
         let bell = Doorbell::new()?;
-        set.add(bell.as_fd())?;
-        Ok(Self { set: Mutex::new(set), bell })
+        let bed = Place::new(WaitSet::new(engine.failure_bell())?);
+        bed.set.add(bell.as_fd())?;
+        let front = Place::new(WaitSet::new(engine.failure_bell())?);
+        let behind = WaitSet::new(engine.doorbell())?;
+        Ok(Self { readiness, bed, bell, front, behind, shared: Mutex::new(false) })
+    }
+
+    pub(crate) fn readiness(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.readiness.iter().map(AsFd::as_fd)
+    }
+
+    /// The sets in the order in which frames wake the threads that wait.
+    fn sets(&self) -> [&WaitSet; 3] {
+        [&self.bed.set, &self.front.set, &self.behind]
+    }
+
+    /// Lets the sets share the descriptors. Called before each wait, by a thread that has taken its place.
+    fn share(&self) -> io::Result<()> {
+        let mut shared = lock(&self.shared);
+        if !*shared {
+            for set in self.sets() {
+                self.readiness().try_for_each(|fd| set.share(fd))?;
+            }
+            *shared = true;
+        }
+        Ok(())
+    }
+
+    /// Takes the descriptors out of the sets until a thread waits for frames, unless an application does now. Called by the
+    /// progress thread, which does not.
+    pub(crate) fn unshare(&self) {
+        let (Some(_bed), Some(_front)) = (self.bed.take(), self.front.take()) else { return };
+        let mut shared = lock(&self.shared);
+        if *shared {
+            for set in self.sets() {
+                self.readiness().for_each(|fd| set.unshare(fd));
+            }
+            *shared = false;
+        }
+    }
+
+    /// Ends the present [`sleep`](Self::sleep), or else the next one.
+    pub(crate) fn end_sleep(&self) {
+        self.bell.ring();
     }
 
     /// Sleeps until there is work for the engine, and does it; `attend` is called with true before and with false
@@ -73,10 +149,11 @@ impl Bed {
         attend: impl Fn(bool),
         limit: Option<Duration>,
     ) -> io::Result<Slept> {
-        let Some(set) = try_lock(&self.set) else { return Ok(Slept::Refused) };
+        let Some(_bed) = self.bed.take() else { return Ok(Slept::Refused) };
+        self.share()?;
         shared.sleeps.fetch_add(1, Ordering::Relaxed);
         let due = shared.until_deadline();
-        let woken = set.wait(limit.into_iter().chain(due).min())?;
+        let woken = self.bed.set.wait(limit.into_iter().chain(due).min())?;
         if shared.failed() || shared.interface_gone() {
             return Ok(Slept::Refused);
         }
@@ -105,23 +182,6 @@ impl Bed {
             _ => Slept::TimedOut,
         })
     }
-}
-
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
-}
-
-/// The set in which an application waits for frames, the next of those that share the interface's descriptors.
-pub(crate) struct Front(Mutex<WaitSet>);
-
-impl Front {
-    pub(crate) fn new(set: WaitSet) -> Self {
-        Self(Mutex::new(set))
-    }
 
     /// Waits until `fd` is readable, at most for `limit`, and runs the engine of `shared` when frames arrive. `None`
     /// when another thread leads, or the wait must continue without leading.
@@ -131,9 +191,10 @@ impl Front {
         fd: BorrowedFd<'_>,
         limit: Option<Duration>,
     ) -> io::Result<Option<bool>> {
-        let Some(set) = try_lock(&self.0) else { return Ok(None) };
+        let Some(_front) = self.front.take() else { return Ok(None) };
+        self.share()?;
         // Not every descriptor can be added, for instance not one that is in the set already.
-        let Ok(own) = set.with(fd) else { return Ok(None) };
+        let Ok(own) = self.front.set.with(fd) else { return Ok(None) };
         let end = limit.map(|l| shared.clock.now() + l);
         loop {
             let left = end.map(|end| end.since(shared.clock.now()));
@@ -174,7 +235,7 @@ impl SharedEngine {
 
     /// The progress thread's sleep: until a frame arrives that no leader receives, the doorbell rings or the engine's
     /// next deadline passes. While it stands by for a leader, the thread looks at deadlines every [`STANDBY`] only.
-    pub(crate) fn sleep(&self, set: &WaitSet, stands_by: bool) -> io::Result<()> {
+    pub(crate) fn sleep(&self, waits: &Waits, stands_by: bool) -> io::Result<()> {
         let wait = self.guarded(self.lock(), |state| {
             let now = self.clock.now();
             if stands_by && !state.engine.wants_to_transmit() {
@@ -191,7 +252,8 @@ impl SharedEngine {
             let bell = wait_readable([self.doorbell.as_fd()], wait)?;
             Woken { bell, ..Woken::default() }
         } else {
-            set.wait(wait)?
+            waits.share()?;
+            waits.behind.wait(wait)?
         };
         self.wakes_at.store(NOT_WAITING, Ordering::Relaxed);
         if woken.bell {
