@@ -66,8 +66,23 @@ pub(crate) struct Waits {
     front: Place,
     /// The progress thread.
     behind: WaitSet,
-    /// Whether the sets share the descriptors.
-    shared: Mutex<bool>,
+    sharing: Mutex<Sharing>,
+}
+
+/// Whether the sets share the descriptors, which they do while there are waiters.
+#[derive(Default)]
+struct Sharing {
+    shared: bool,
+    waiters: usize,
+}
+
+/// A waiter for frames, until this is dropped.
+struct Waiter<'w>(&'w Mutex<Sharing>);
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        lock(self.0).waiters -= 1;
+    }
 }
 
 /// A set, and a lock that its waiter holds.
@@ -99,7 +114,7 @@ impl Waits {
         bed.set.add(bell.as_fd())?;
         let front = Place::new(WaitSet::new(engine.failure_bell())?);
         let behind = WaitSet::new(engine.doorbell())?;
-        Ok(Self { readiness, bed, bell, front, behind, shared: Mutex::new(false) })
+        Ok(Self { readiness, bed, bell, front, behind, sharing: Mutex::default() })
     }
 
     pub(crate) fn readiness(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -111,28 +126,27 @@ impl Waits {
         [&self.bed.set, &self.front.set, &self.behind]
     }
 
-    /// Lets the sets share the descriptors. Called before each wait, by a thread that has taken its place.
-    fn share(&self) -> io::Result<()> {
-        let mut shared = lock(&self.shared);
-        if !*shared {
+    /// Lets the sets share the descriptors for as long as the caller waits.
+    fn share(&self) -> io::Result<Waiter<'_>> {
+        let mut sharing = lock(&self.sharing);
+        if !sharing.shared {
             for set in self.sets() {
                 self.readiness().try_for_each(|fd| set.share(fd))?;
             }
-            *shared = true;
+            sharing.shared = true;
         }
-        Ok(())
+        sharing.waiters += 1;
+        Ok(Waiter(&self.sharing))
     }
 
-    /// Takes the descriptors out of the sets until a thread waits for frames, unless an application does now. Called by the
-    /// progress thread, which does not.
+    /// Takes the descriptors out of the sets until a thread waits for frames, if none does now.
     pub(crate) fn unshare(&self) {
-        let (Some(_bed), Some(_front)) = (self.bed.take(), self.front.take()) else { return };
-        let mut shared = lock(&self.shared);
-        if *shared {
+        let mut sharing = lock(&self.sharing);
+        if sharing.shared && sharing.waiters == 0 {
             for set in self.sets() {
                 self.readiness().for_each(|fd| set.unshare(fd));
             }
-            *shared = false;
+            sharing.shared = false;
         }
     }
 
@@ -150,7 +164,7 @@ impl Waits {
         limit: Option<Duration>,
     ) -> io::Result<Slept> {
         let Some(_bed) = self.bed.take() else { return Ok(Slept::Refused) };
-        self.share()?;
+        let _waiter = self.share()?;
         shared.sleeps.fetch_add(1, Ordering::Relaxed);
         let due = shared.until_deadline();
         let woken = self.bed.set.wait(limit.into_iter().chain(due).min())?;
@@ -192,7 +206,7 @@ impl Waits {
         limit: Option<Duration>,
     ) -> io::Result<Option<bool>> {
         let Some(_front) = self.front.take() else { return Ok(None) };
-        self.share()?;
+        let _waiter = self.share()?;
         // Not every descriptor can be added, for instance not one that is in the set already.
         let Ok(own) = self.front.set.with(fd) else { return Ok(None) };
         let end = limit.map(|l| shared.clock.now() + l);
@@ -252,7 +266,7 @@ impl SharedEngine {
             let bell = wait_readable([self.doorbell.as_fd()], wait)?;
             Woken { bell, ..Woken::default() }
         } else {
-            waits.share()?;
+            let _waiter = waits.share()?;
             waits.behind.wait(wait)?
         };
         self.wakes_at.store(NOT_WAITING, Ordering::Relaxed);
