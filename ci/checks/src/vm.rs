@@ -73,7 +73,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Boots a machine on its own wire, which takes about 6 seconds when its parts are cached.
+    /// Starts a machine on its own wire, which takes about 2 seconds when its parts and the saved state of its kind are cached.
     pub fn boot(options: &VmOptions) -> Result<Self> {
         Self::boot_on(options, None)
     }
