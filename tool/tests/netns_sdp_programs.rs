@@ -612,6 +612,57 @@ fn netns_sdp_the_end_of_a_program_waits_for_its_data() {
     assert_eq!(carried(&output, "python3").0, 4_000_000, "{output}");
 }
 
+/// As with TCP, a program can read all data that arrived before a reset, even if more came than its socket can hold, and whether
+/// or not the peer ended its direction first. A program that sends instead of reading notices the reset at once.
+#[test]
+fn netns_sdp_data_before_a_reset_can_be_read() {
+    let lab = lab();
+    let program = lab.file("reset.py");
+    fs::write(&program, READS_BEFORE_RESET).unwrap();
+    let run = |role: &str| {
+        format!("exec /usr/bin/python3 {} {role} {} {PORT}", program.display(), address(&lab).ip())
+    };
+    let mut server = shell(&lab, Side::B, By::Sdp, &run("read"));
+    wait_for_listener(&lab, By::Sdp, &mut server);
+    shell(&lab, Side::A, By::Sdp, &run("reset")).finish(LIMIT).unwrap();
+    let read = server.finish(LIMIT).unwrap();
+    assert!(read.starts_with("1000000 reset\n1000000 the end\nbroken\n"), "{read}");
+}
+
+const READS_BEFORE_RESET: &str = r"
+import socket, struct, sys, time
+role, address = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
+if role == 'read':
+    listener = socket.create_server(address)
+    for _ in range(2):
+        connection, _ = listener.accept()
+        time.sleep(0.6)
+        received = 0
+        try:
+            while data := connection.recv(10000):
+                received += len(data)
+            print(received, 'the end')
+        except ConnectionResetError:
+            print(received, 'reset')
+    connection, _ = listener.accept()
+    connection.settimeout(5)
+    try:
+        while True:
+            connection.sendall(bytes(1000))
+    except (ConnectionResetError, BrokenPipeError):
+        print('broken')
+else:
+    for ends in (False, True, False):
+        s = socket.create_connection(address)
+        s.sendall(bytes(1000000))
+        if ends:
+            s.shutdown(socket.SHUT_WR)
+        time.sleep(0.3)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        s.close()
+        time.sleep(0.6)
+";
+
 /// The kernel resets the connections of a killed process, as it does for TCP: an error for the peer's program, not the end of
 /// the stream.
 #[test]

@@ -9,7 +9,7 @@ use std::{
     io::{self, Write as _},
     net::{Shutdown, SocketAddr},
     ops::Range,
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     sync::{
         Arc, Condvar, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,10 +20,10 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll},
-    io::Errno,
+    io::{Errno, ioctl_fionread},
     net::{
-        AddressFamily, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect, connect_unspec,
-        getsockname, listen, shutdown, socket_with, sockopt,
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect,
+        connect_unspec, getsockname, listen, recv, shutdown, socket_with, sockopt,
     },
 };
 use xwarp_sdp::{Received, SdpStream};
@@ -55,6 +55,8 @@ const ARRIVAL: Duration = Duration::from_secs(2);
 const STANDSTILL: Duration = Duration::from_secs(5);
 /// Interval at which a direction towards a program that does not read checks for a reset of the peer.
 const LOOK: Duration = Duration::from_secs(1);
+/// Interval at which a leg that is to be reset is checked for data that the program's socket has not received, at first and at most.
+const TAKEN_LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 /// Time for a program to read a piece before the kernel gets it. Longer than the time below which a stream does not
 /// advertise receives.
 const TAKEN_WITHIN: Duration = Duration::from_millis(50);
@@ -221,6 +223,28 @@ pub fn reset(leg: &OwnedFd) {
     }
 }
 
+/// Waits until the program's socket has received what was written to the leg: a reset of the leg discards the rest, but as with
+/// TCP, the program must be able to read what came before the peer's reset. Ends early if the program closes its socket, or
+/// sends something, which the reset must answer.
+fn wait_until_taken(leg: &OwnedFd) {
+    // What the program has sent before is lost.
+    let mut lost = ioctl_fionread(leg).unwrap_or(0);
+    let mut discarded = [0; 4 << 10];
+    let mut look = TAKEN_LOOK[0];
+    while sys::unacknowledged(leg.as_raw_fd()).is_some_and(|bytes| bytes > 0) {
+        match recv(leg, &mut discarded, RecvFlags::DONTWAIT).map(|(len, _)| len as u64) {
+            Ok(len @ 1..) if len <= lost => {
+                lost -= len;
+                continue;
+            }
+            Ok(0) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
+        }
+        thread::sleep(look);
+        look = (look * 2).min(TAKEN_LOOK[1]);
+    }
+}
+
 fn thread(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
@@ -346,6 +370,7 @@ impl Relays {
                 // Earlier data stays readable.
                 let _ = forward_piece(&joined, Duration::ZERO);
                 stream.abort();
+                wait_until_taken(leg);
                 reset(leg);
                 joined.wake_reader();
             }
