@@ -15,6 +15,10 @@ const MOST_QUICK_ACKS: u16 = 1024;
 /// Full segments between two of these ACKs (RFC 5681 section 4.2).
 const QUICK_EVERY: usize = 2;
 
+/// Shorter segments are not full, whatever the largest one of the peer was: it may send nothing but short messages (the MSS of a
+/// peer that offers none, RFC 9293 section 3.7.1).
+const LEAST_FULL: usize = 536;
+
 /// After this time without payload, the peer's congestion window may be small again: RFC 5681 section 4.1 lets it restart after a
 /// retransmission time-out, and few implementations have one of less than 200 ms.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -84,7 +88,7 @@ impl AckPolicy {
         let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
         let due = self.bytes >= limit;
         let held = !quick && !pushed && !due;
-        let answer = config.answer_delay.filter(|_| !quick && pushed && self.bytes < full);
+        let answer = config.answer_delay.filter(|_| !quick && pushed && self.bytes < full.max(LEAST_FULL));
         if self.owed == Owed::Held && !held {
             self.penalty = 1;
         }

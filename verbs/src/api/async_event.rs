@@ -37,11 +37,12 @@ impl<T> BellQueue<T> {
 
     pub(super) fn pop(&self) -> Option<T> {
         let mut entries = lock(&self.entries);
-        let entry = entries.pop_front();
+        // The descriptor of an empty queue is not readable: no system call for it.
+        let entry = entries.pop_front()?;
         if entries.is_empty() {
             self.bell.clear();
         }
-        entry
+        Some(entry)
     }
 
     /// Removes and returns the entries for which `which` is true, in order.

@@ -34,6 +34,9 @@ pub enum Progress {
 /// The first and the longest nap while the application polls. A peer waits at most for the longest one when the
 /// application stops polling without arming a queue.
 const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
+/// The longest nap beside an application that sleeps for frames itself again and again. Only between two of its sleeps does a peer
+/// wait for the thread.
+const LONG_NAP: Duration = Duration::from_millis(8);
 
 /// Starts the thread of an engine.
 pub(crate) fn spawn(
@@ -127,7 +130,7 @@ fn run(shared: &SharedEngine, waits: &Waits) -> io::Result<()> {
             if shared.nap(nap)? {
                 shared.progress();
             }
-            nap = (nap * 2).min(NAP[1]);
+            nap = (nap * 2).min(LONG_NAP);
             continue;
         }
         let attention = if shared.application_progress {
