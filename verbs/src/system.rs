@@ -113,10 +113,10 @@ impl WaitSet {
         }
     }
 
-    /// Removes a descriptor that the sets share.
-    pub(crate) fn unshare(&self, shared: BorrowedFd<'_>) {
+    /// Removes a descriptor.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         // The only error is that the set does not contain it.
-        let _ = epoll::delete(&self.0, shared);
+        let _ = epoll::delete(&self.0, fd);
     }
 
     /// Waits until a descriptor is readable or in error, at most for `limit`. A signal ends the wait early.
@@ -141,7 +141,7 @@ impl WaitSet {
         Ok(woken)
     }
 
-    /// Adds the waiter's own descriptor, for as long as the set exists.
+    /// Adds the waiter's own descriptor, until it is removed or closed.
     pub(crate) fn add(&self, own: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::add(&self.0, own, epoll::EventData::new_u64(OWN_MARK), epoll::EventFlags::IN)?)
     }
@@ -153,16 +153,9 @@ impl WaitSet {
     }
 }
 
-impl WaitSetWith<'_> {
-    /// As [`WaitSet::wait`].
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> io::Result<Woken> {
-        self.set.wait(limit)
-    }
-}
-
 impl Drop for WaitSetWith<'_> {
     fn drop(&mut self) {
-        let _ = epoll::delete(&self.set.0, self.own);
+        self.set.remove(self.own);
     }
 }
 

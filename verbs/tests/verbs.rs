@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::{thread, time::Duration};
+use std::{cell::RefCell, thread, time::Duration};
 
 use common::{LIMIT, connect, connect_with, devices, devices_with, pattern, queue_pair};
 use xwarp_verbs::{
@@ -130,6 +130,55 @@ fn a_sleeping_application_loses_no_wakeup() {
                 });
             }
         });
+    }
+}
+
+/// One thread waits for several channels of a device in turn, by notification and by descriptor.
+#[test]
+fn waits_for_several_channels_take_turns() {
+    for progress in [Progress::Auto, Progress::Thread, Progress::Application] {
+        let pair = devices(progress);
+        let mut all: Vec<_> = (1..=3)
+            .map(|port| {
+                let channels = RefCell::new(Vec::new());
+                let ends = connect_with(&pair, port, |device| {
+                    let channel = CompletionChannel::new().unwrap();
+                    let cq = device.create_cq_with_channel(64, &channel).unwrap();
+                    channels.borrow_mut().push(channel);
+                    let pd = device.create_pd().unwrap();
+                    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+                    (pd, cq, qp)
+                });
+                (channels.into_inner().remove(0), ends)
+            })
+            .collect();
+        while !all.is_empty() {
+            for round in 0..12 {
+                for (channel, [server, client]) in &all {
+                    server.qp.post_recv(&RecvRequest::new(round, &[])).unwrap();
+                    server.cq.arm(false);
+                    client.qp.post_send(&WorkRequest::send(round, Payload::EMPTY)).unwrap();
+                    let device = &server.device;
+                    let notification = if round % 3 == 2 {
+                        assert!(device.wait(channel, Some(LIMIT)).unwrap());
+                        channel.poll()
+                    } else {
+                        device.wait_notification(channel, Some(LIMIT)).unwrap()
+                    };
+                    assert_eq!(notification.map(|found| found.cq), Some(server.cq.id()), "{progress:?}");
+                    assert_eq!(server.cq.poll_one().unwrap().check().unwrap().wr_id, round);
+                    assert!(
+                        !device.wait(channel, Some(Duration::ZERO)).unwrap(),
+                        "one notification for one arming"
+                    );
+                }
+            }
+            let (channel, [server, _client]) = all.remove(0);
+            assert_eq!(
+                server.device.wait_notification(&channel, Some(Duration::from_millis(5))).unwrap(),
+                None
+            );
+        }
     }
 }
 

@@ -132,7 +132,7 @@ impl<'a> Idle<'a> {
                 self.armed = true;
                 return Ok(());
             }
-            self.endpoint.device.wait(channel, Some(NAP))?;
+            self.endpoint.device.wait_notification(channel, Some(NAP))?;
             while channel.poll().is_some() {}
             self.armed = false;
             return self.look(what);

@@ -43,16 +43,18 @@ impl CompChannel {
     /// The queue of the next notification.
     fn next(&self) -> Result<Arc<Cq>, Errno> {
         loop {
-            while let Some(notification) = self.channel.poll() {
-                // Notifications of a queue that is destroyed were removed from the channel.
-                if let Some(cq) = self.context.card.cq(notification.cq) {
-                    return Ok(cq);
+            let mut notification = self.channel.poll();
+            if notification.is_none() {
+                if self.fd.is_nonblocking() {
+                    return Err(Errno::EAGAIN);
                 }
+                let waited = self.context.card.device.wait_notification(&self.channel, None);
+                notification = waited.map_err(|error| failure::io(&error))?;
             }
-            if self.fd.is_nonblocking() {
-                return Err(Errno::EAGAIN);
+            // Notifications of a queue that is destroyed were removed from the channel.
+            if let Some(cq) = notification.and_then(|found| self.context.card.cq(found.cq)) {
+                return Ok(cq);
             }
-            self.context.card.device.wait(&self.channel, None).map_err(|error| failure::io(&error))?;
         }
     }
 }

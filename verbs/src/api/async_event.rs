@@ -17,45 +17,77 @@ const MOST_EVENTS: usize = 1024;
 /// A queue of events behind a descriptor that is readable exactly while the queue has an entry, and that signals each
 /// entry: an edge-triggered poller gets an edge for an entry that is added while others wait.
 pub(super) struct BellQueue<T> {
-    entries: Mutex<VecDeque<T>>,
+    entries: Mutex<Entries<T>>,
     bell: Doorbell,
+}
+
+struct Entries<T> {
+    waiting: VecDeque<T>,
+    /// A thread will [take](BellQueue::take) what is added: the descriptor need not be readable for it.
+    attended: bool,
+    /// The descriptor is readable.
+    rung: bool,
 }
 
 impl<T> BellQueue<T> {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { entries: Mutex::default(), bell: Doorbell::new()? })
+        let entries = Entries { waiting: VecDeque::new(), attended: false, rung: false };
+        Ok(Self { entries: Mutex::new(entries), bell: Doorbell::new()? })
     }
 
     /// Adds an entry and signals it; returns the oldest entry when there are more than `most`.
     pub(super) fn push(&self, entry: T, most: usize) -> Option<T> {
         let mut entries = lock(&self.entries);
-        entries.push_back(entry);
-        // Rings even when earlier events wait: under EPOLLET only a write to the descriptor is an edge.
-        self.bell.ring();
-        if entries.len() > most { entries.pop_front() } else { None }
+        entries.waiting.push_back(entry);
+        if !entries.attended {
+            // Rings even when earlier events wait: under EPOLLET only a write to the descriptor is an edge.
+            self.bell.ring();
+            entries.rung = true;
+        }
+        if entries.waiting.len() > most { entries.waiting.pop_front() } else { None }
     }
 
     pub(super) fn pop(&self) -> Option<T> {
         let mut entries = lock(&self.entries);
-        // The descriptor of an empty queue is not readable: no system call for it.
-        let entry = entries.pop_front()?;
-        if entries.is_empty() {
-            self.bell.clear();
+        let entry = entries.waiting.pop_front();
+        self.fit(&mut entries);
+        entry
+    }
+
+    /// The calling thread runs an engine that may add entries, and takes one of them afterwards.
+    pub(super) fn attend(&self) {
+        lock(&self.entries).attended = true;
+    }
+
+    /// Ends [`Self::attend`] and returns the oldest entry. Others wait as if they were added now.
+    pub(super) fn take(&self) -> Option<T> {
+        let mut entries = lock(&self.entries);
+        entries.attended = false;
+        let entry = entries.waiting.pop_front();
+        if !entries.waiting.is_empty() && !entries.rung {
+            self.bell.ring();
+            entries.rung = true;
         }
-        Some(entry)
+        self.fit(&mut entries);
+        entry
     }
 
     /// Removes and returns the entries for which `which` is true, in order.
     pub(super) fn remove_if(&self, mut which: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut entries = lock(&self.entries);
         let mut taken = Vec::new();
-        for entry in std::mem::take(&mut *entries) {
-            if which(&entry) { taken.push(entry) } else { entries.push_back(entry) }
+        for entry in std::mem::take(&mut entries.waiting) {
+            if which(&entry) { taken.push(entry) } else { entries.waiting.push_back(entry) }
         }
-        if entries.is_empty() {
+        self.fit(&mut entries);
+        taken
+    }
+
+    /// Makes the descriptor of an empty queue unreadable.
+    fn fit(&self, entries: &mut Entries<T>) {
+        if entries.waiting.is_empty() && std::mem::take(&mut entries.rung) {
             self.bell.clear();
         }
-        taken
     }
 }
 
@@ -146,7 +178,28 @@ impl fmt::Debug for AsyncEvents {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::system::wait_readable;
+
+    #[test]
+    fn the_descriptor_is_readable_while_an_entry_waits_that_nobody_attends() {
+        let queue = BellQueue::new().unwrap();
+        let readable = || wait_readable([queue.as_fd()], Some(Duration::ZERO)).unwrap();
+        queue.push(1, 9);
+        assert!(readable());
+        assert_eq!((queue.pop(), readable(), queue.pop()), (Some(1), false, None));
+        queue.attend();
+        for entry in 2..5 {
+            queue.push(entry, 9);
+        }
+        assert!(!readable(), "the thread that attends takes an entry");
+        assert_eq!((queue.take(), readable()), (Some(2), true), "others may wait for the rest");
+        assert_eq!((queue.take(), queue.take(), readable()), (Some(3), Some(4), false));
+        queue.push(5, 9);
+        assert_eq!((readable(), queue.remove_if(|_| true), readable()), (true, vec![5], false));
+    }
 
     #[test]
     fn each_reader_gets_the_events_that_it_wants_from_its_beginning() {

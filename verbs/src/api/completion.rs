@@ -30,7 +30,7 @@ use super::{
 /// 4. Call [`poll`](Self::poll) until it returns `None`, and begin again with the queues that it returned. An
 ///    edge-triggered poller is not notified again for remaining notifications.
 #[derive(Clone)]
-pub struct CompletionChannel(Arc<BellQueue<CqNotification>>);
+pub struct CompletionChannel(pub(super) Arc<BellQueue<CqNotification>>);
 
 /// A notification of a completion queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -313,10 +313,10 @@ impl CompletionQueue {
                 return Ok(Some(completion));
             }
             let left = end.since(shared.clock.now());
-            if left.is_zero() || !self.0.device.wait_in(self.0.only_engine(), channel.as_fd(), Some(left))? {
+            if left.is_zero() || self.0.device.wait_for(self.0.only_engine(), channel, Some(left))?.is_none()
+            {
                 return Ok(self.poll_one());
             }
-            channel.poll();
         }
     }
 }

@@ -19,7 +19,7 @@ use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 use super::{
     async_event::AsyncEvents,
     cm::{ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, table::CmTable},
-    completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions},
+    completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions, CqNotification},
     counters::Counters,
     engines::{self, Common, Engines},
     failure::DeviceFailed,
@@ -27,7 +27,7 @@ use super::{
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, SharedEngine},
-    sleep::{Slept, Waits, drive},
+    sleep::{Awaited, Led, Slept, Waits, drive},
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
@@ -439,54 +439,74 @@ impl Device {
     /// has [`Progress::Thread`]: then the progress threads run them.
     pub fn wait(&self, fd: impl AsFd, limit: Option<Duration>) -> io::Result<bool> {
         let only = (!self.engines().are_several()).then_some(0);
-        self.wait_in(only, fd.as_fd(), limit)
+        Ok(self.wait_for(only, &fd.as_fd(), limit)?.is_some())
     }
 
-    /// As [`wait`](Self::wait), for an event that the engine `only` will cause.
-    pub(super) fn wait_in(
+    /// Waits for a notification on `channel`, at most for `limit`, like [`wait`](Self::wait) and then
+    /// [`CompletionChannel::poll`], with fewer system calls.
+    pub fn wait_notification(
+        &self,
+        channel: &CompletionChannel,
+        limit: Option<Duration>,
+    ) -> io::Result<Option<CqNotification>> {
+        let only = (!self.engines().are_several()).then_some(0);
+        self.wait_for(only, channel, limit)
+    }
+
+    /// Waits for an event that the engine `only` will cause.
+    pub(super) fn wait_for<A: Awaited>(
         &self,
         only: Option<u16>,
-        fd: BorrowedFd<'_>,
+        awaited: &A,
         limit: Option<Duration>,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Option<A::Event>> {
         let first = self.shared();
         if let (true, Some(failure)) = (first.inherited(), first.failure()) {
             return Err(failure.clone().into());
         }
+        let end = limit.map(|limit| first.clock.now() + limit);
         if first.has_thread {
-            let end = limit.map(|limit| first.clock.now() + limit);
-            if let Some(readable) = self.lead(only, fd, limit)? {
-                return Ok(readable);
+            match self.lead(only, awaited, limit)? {
+                Led::Found(found) => return Ok(Some(found)),
+                Led::TimedOut => return Ok(None),
+                Led::Elsewhere => {}
             }
-            let limit = end.map(|end| end.since(first.clock.now()));
-            let woken = wait_readable([fd, first.failure_bell()], limit)?;
-            return match first.failure() {
-                None => Ok(woken),
-                // An `fd` that is already readable takes precedence over the failure.
-                Some(_) if wait_readable([fd], Some(Duration::ZERO))? => Ok(true),
-                Some(failure) => Err(failure.clone().into()),
-            };
         }
-        let link: Vec<BorrowedFd<'_>> = self.0.readiness().collect();
-        drive(self.engines(), fd, &link, limit)
+        loop {
+            let limit = end.map(|end| end.since(first.clock.now()));
+            let readable = if first.has_thread {
+                wait_readable([awaited.fd(), first.failure_bell()], limit)?
+            } else {
+                let link: Vec<BorrowedFd<'_>> = self.0.readiness().collect();
+                drive(self.engines(), awaited.fd(), &link, limit)?
+            };
+            // An event that is there takes precedence over the failure.
+            match (awaited.take(readable && first.failure().is_none())?, first.failure()) {
+                (Some(found), _) => return Ok(Some(found)),
+                (None, Some(failure)) => return Err(failure.clone().into()),
+                (None, None) if !readable || limit.is_some_and(|limit| limit.is_zero()) => return Ok(None),
+                // Another thread was faster.
+                (None, None) => {}
+            }
+        }
     }
 
     /// Runs the engine `only`, if it is known, while it waits; see [`Waits::lead`].
-    fn lead(
+    fn lead<A: Awaited>(
         &self,
         only: Option<u16>,
-        fd: BorrowedFd<'_>,
+        awaited: &A,
         limit: Option<Duration>,
-    ) -> io::Result<Option<bool>> {
+    ) -> io::Result<Led<A::Event>> {
         let Some(number) = only else {
             self.engines().all().iter().for_each(|engine| engine.application_sleeps());
-            return Ok(None);
+            return Ok(Led::Elsewhere);
         };
         let engine = self.engines().get(number);
         engine.application_sleeps();
         match self.0.seats.get(usize::from(number)).filter(|_| engine.application_progress) {
-            Some(seat) => seat.waits.lead(engine, fd, limit),
-            None => Ok(None),
+            Some(seat) => seat.waits.lead(engine, awaited, limit),
+            None => Ok(Led::Elsewhere),
         }
     }
 

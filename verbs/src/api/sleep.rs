@@ -15,17 +15,19 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, TryLockError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, TryLockError, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use xwarp_tcp::time::Instant;
 
 use super::{
+    async_event::BellQueue,
+    completion::{CompletionChannel, CqNotification},
     engines::Engines,
     shared::{NOT_WAITING, STARVED_WAIT, SharedEngine},
 };
-use crate::system::{Doorbell, WaitSet, Woken, lock, wait_readable};
+use crate::system::{Doorbell, WaitSet, WaitSetWith, Woken, lock, wait_readable};
 
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
@@ -54,16 +56,74 @@ pub enum Slept {
     Refused,
 }
 
+/// What an application waits for.
+pub(crate) trait Awaited {
+    type Event;
+
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The calling thread runs an engine that may cause the event, and [takes](Self::take) it afterwards.
+    fn attend(&self) {}
+
+    /// The event, if it is there. `readable`: the descriptor was just found to be readable.
+    fn take(&self, readable: bool) -> io::Result<Option<Self::Event>>;
+
+    /// A queue whose descriptor stays in the set between two waits, because the set notices when it is closed.
+    fn kept(&self) -> Option<Weak<BellQueue<CqNotification>>> {
+        None
+    }
+}
+
+impl Awaited for BorrowedFd<'_> {
+    type Event = ();
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        *self
+    }
+
+    fn take(&self, readable: bool) -> io::Result<Option<()>> {
+        Ok((readable || wait_readable([*self], Some(Duration::ZERO))?).then_some(()))
+    }
+}
+
+impl Awaited for CompletionChannel {
+    type Event = CqNotification;
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+
+    fn attend(&self) {
+        self.0.attend();
+    }
+
+    fn take(&self, _readable: bool) -> io::Result<Option<CqNotification>> {
+        Ok(self.0.take())
+    }
+
+    fn kept(&self) -> Option<Weak<BellQueue<CqNotification>>> {
+        Some(Arc::downgrade(&self.0))
+    }
+}
+
+/// The outcome of a wait that leads.
+pub(crate) enum Led<E> {
+    Found(E),
+    TimedOut,
+    /// Another thread leads, or the wait must continue without leading.
+    Elsewhere,
+}
+
 /// Where threads wait for the frames of one engine.
 pub(crate) struct Waits {
     /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
     readiness: Vec<OwnedFd>,
     /// The caller of [`CompletionQueue::sleep`](super::CompletionQueue::sleep).
-    bed: Place,
+    bed: Place<()>,
     /// Ends its sleep.
     bell: Doorbell,
-    /// The leader.
-    front: Place,
+    /// The leader, and the queue that the set contains since an earlier wait.
+    front: Place<Weak<BellQueue<CqNotification>>>,
     /// The progress thread.
     behind: WaitSet,
     sharing: Mutex<Sharing>,
@@ -86,18 +146,18 @@ impl Drop for Waiter<'_> {
 }
 
 /// A set, and a lock that its waiter holds.
-struct Place {
+struct Place<T> {
     set: WaitSet,
-    taken: Mutex<()>,
+    taken: Mutex<T>,
 }
 
-impl Place {
+impl<T: Default> Place<T> {
     fn new(set: WaitSet) -> Self {
         Self { set, taken: Mutex::default() }
     }
 
     /// `None` while another thread has taken it.
-    fn take(&self) -> Option<MutexGuard<'_, ()>> {
+    fn take(&self) -> Option<MutexGuard<'_, T>> {
         match self.taken.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
@@ -144,7 +204,7 @@ impl Waits {
         let mut sharing = lock(&self.sharing);
         if sharing.shared && sharing.waiters == 0 {
             for set in self.sets() {
-                self.readiness().for_each(|fd| set.unshare(fd));
+                self.readiness().for_each(|fd| set.remove(fd));
             }
             sharing.shared = false;
         }
@@ -197,41 +257,71 @@ impl Waits {
         })
     }
 
-    /// Waits until `fd` is readable, at most for `limit`, and runs the engine of `shared` when frames arrive. `None`
-    /// when another thread leads, or the wait must continue without leading.
-    pub(crate) fn lead(
+    /// Waits for an event, at most for `limit`, and runs the engine of `shared` when frames arrive.
+    pub(crate) fn lead<A: Awaited>(
         &self,
         shared: &SharedEngine,
-        fd: BorrowedFd<'_>,
+        awaited: &A,
         limit: Option<Duration>,
-    ) -> io::Result<Option<bool>> {
-        let Some(_front) = self.front.take() else { return Ok(None) };
+    ) -> io::Result<Led<A::Event>> {
+        let Some(mut kept) = self.front.take() else { return Ok(Led::Elsewhere) };
         let _waiter = self.share()?;
         // Not every descriptor can be added, for instance not one that is in the set already.
-        let Ok(own) = self.front.set.with(fd) else { return Ok(None) };
+        let Ok(_own) = self.front.enter(&mut kept, awaited) else { return Ok(Led::Elsewhere) };
         let end = limit.map(|l| shared.clock.now() + l);
         loop {
             let left = end.map(|end| end.since(shared.clock.now()));
-            let woken = own.wait(left)?;
+            let woken = self.front.set.wait(left)?;
             if !woken.shared && !woken.bell {
-                if woken.own || left.is_some_and(|left| left.is_zero()) {
-                    return Ok(Some(woken.own));
+                if let Some(found) = if woken.own { awaited.take(true)? } else { None } {
+                    return Ok(Led::Found(found));
+                }
+                if left.is_some_and(|left| left.is_zero()) {
+                    return Ok(Led::TimedOut);
                 }
                 continue;
             }
             // The event has woken this thread only, so frames are received before this thread leaves.
             shared.leads.fetch_add(1, Ordering::Relaxed);
+            awaited.attend();
             let rest = shared.run_for_event();
-            // The descriptors of a removed interface, and the bell of a failure, stay readable.
-            if shared.failed() || shared.interface_gone() {
-                return Ok(None);
-            }
-            if wait_readable([fd], Some(Duration::ZERO))? {
+            if let Some(found) = awaited.take(false)? {
                 if rest {
                     shared.doorbell.ring();
                 }
-                return Ok(Some(true));
+                return Ok(Led::Found(found));
             }
+            // The descriptors of a removed interface, and the bell of a failure, stay readable.
+            if shared.failed() || shared.interface_gone() {
+                return Ok(Led::Elsewhere);
+            }
+        }
+    }
+}
+
+impl Place<Weak<BellQueue<CqNotification>>> {
+    /// Adds the descriptor of `awaited` to the set, unless it is `kept` there. One that is not kept is removed when the result is
+    /// dropped.
+    fn enter<'s, A: Awaited>(
+        &'s self,
+        kept: &mut Weak<BellQueue<CqNotification>>,
+        awaited: &'s A,
+    ) -> io::Result<Option<WaitSetWith<'s>>> {
+        let queue = awaited.kept();
+        if queue.as_ref().is_some_and(|queue| queue.ptr_eq(kept)) {
+            return Ok(None);
+        }
+        // The kernel removes the descriptor of a queue that does not exist any more.
+        if let Some(before) = std::mem::take(kept).upgrade() {
+            self.set.remove(before.as_fd());
+        }
+        match queue {
+            Some(queue) => {
+                self.set.add(awaited.fd())?;
+                *kept = queue;
+                Ok(None)
+            }
+            None => self.set.with(awaited.fd()).map(Some),
         }
     }
 }
