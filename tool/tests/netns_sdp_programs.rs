@@ -613,7 +613,8 @@ fn netns_sdp_the_end_of_a_program_waits_for_its_data() {
 }
 
 /// As with TCP, a program can read all data that arrived before a reset, even if more came than its socket can hold, and whether
-/// or not the peer ended its direction first. A program that sends instead of reading notices the reset at once.
+/// or not the peer ended its direction first. A program that sends instead of reading notices the reset at once. One that only
+/// polls notices it later (`netns_sdp_resets_reach_programs_that_do_not_read_and_half_closed_connections`).
 #[test]
 fn netns_sdp_data_before_a_reset_can_be_read() {
     let lab = lab();

@@ -50,8 +50,7 @@ const LONG_BYTES: usize = 16 << 10;
 const LAST_LOOKS: u32 = 3;
 /// Time limit for the program's socket to connect to the leg.
 const ARRIVAL: Duration = Duration::from_secs(2);
-/// Time without progress of data that the program has sent before its reset, after which the reset is passed to the
-/// peer.
+/// Time without progress of data that one side has sent before its reset, after which the reset is passed to the other.
 const STANDSTILL: Duration = Duration::from_secs(5);
 /// Interval at which a direction towards a program that does not read checks for a reset of the peer.
 const LOOK: Duration = Duration::from_secs(1);
@@ -224,14 +223,15 @@ pub fn reset(leg: &OwnedFd) {
 }
 
 /// Waits until the program's socket has received what was written to the leg: a reset of the leg discards the rest, but as with
-/// TCP, the program must be able to read what came before the peer's reset. Ends early if the program closes its socket, or
-/// sends something, which the reset must answer.
-fn wait_until_taken(leg: &OwnedFd) {
+/// TCP, the program must be able to read what came before the peer's reset. Ends early if the program closes its socket, sends
+/// something, which the reset must answer, or reads nothing for `patience`.
+fn wait_until_taken(leg: &OwnedFd, patience: Option<Duration>) {
     // What the program has sent before is lost.
     let mut lost = ioctl_fionread(leg).unwrap_or(0);
     let mut discarded = [0; 4 << 10];
     let mut look = TAKEN_LOOK[0];
-    while sys::unacknowledged(leg.as_raw_fd()).is_some_and(|bytes| bytes > 0) {
+    let (mut before, mut since) = (0, Instant::now());
+    while let Some(left @ 1..) = sys::unacknowledged(leg.as_raw_fd()) {
         match recv(leg, &mut discarded, RecvFlags::DONTWAIT).map(|(len, _)| len as u64) {
             Ok(len @ 1..) if len <= lost => {
                 lost -= len;
@@ -239,6 +239,11 @@ fn wait_until_taken(leg: &OwnedFd) {
             }
             Ok(0) | Err(Errno::AGAIN | Errno::INTR) => {}
             Ok(_) | Err(_) => return,
+        }
+        if left != before {
+            (before, since) = (left, Instant::now());
+        } else if patience.is_some_and(|patience| since.elapsed() >= patience) {
+            return;
         }
         thread::sleep(look);
         look = (look * 2).min(TAKEN_LOOK[1]);
@@ -366,11 +371,14 @@ impl Relays {
             let Joined { leg, stream, .. } = &*joined;
             joined.direct.relayed_here();
             // A reset may come after the end of the peer's data, while the program still sends.
-            if receive_all(&joined).and_then(|()| stream.wait_closed()).is_err() {
+            let received = receive_all(&joined);
+            // A stream that ended in order is never cut off. Otherwise a program that does not read must notice the reset.
+            let patience = received.is_err().then_some(STANDSTILL);
+            if received.and_then(|()| stream.wait_closed()).is_err() {
                 // Earlier data stays readable.
                 let _ = forward_piece(&joined, Duration::ZERO);
                 stream.abort();
-                wait_until_taken(leg);
+                wait_until_taken(leg, patience);
                 reset(leg);
                 joined.wake_reader();
             }
