@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     plan::{Figure, LARGE, REGISTERED, SMALL, Subject},
-    samples::{Case, Samples},
+    samples::{ANY, Case, Samples},
 };
 use crate::{
     options::{CompareArgs, Group},
@@ -69,7 +69,7 @@ impl Value {
     }
 }
 
-/// All goals of the measured tables, once for each distance of the cores that occurred.
+/// All goals of the measured tables: over all rounds, and once for each distance of the cores that occurred.
 pub(super) fn goals(args: &CompareArgs, samples: &Samples) -> Vec<Goal> {
     let mut list = Vec::new();
     for (number, text, value, limit) in definitions(args) {
@@ -79,7 +79,9 @@ pub(super) fn goals(args: &CompareArgs, samples: &Samples) -> Vec<Goal> {
         }
         let goal = |tag, found| Goal { number, text: text.clone(), limit, tag, found };
         let before = list.len();
-        for tag in samples.tags(group) {
+        let tags = samples.tags(group);
+        let any = (tags.len() > 1).then_some(ANY);
+        for tag in any.into_iter().chain(tags) {
             if let Some(found) = value.found(samples, tag) {
                 list.push(goal(Some(tag), Some(found)));
             }

@@ -109,7 +109,8 @@ impl Run<'_> {
             "The host of a virtual machine can move the CPUs at any time, which changes the cost of communication \
              between them several times over. Rows are therefore separate by the distance of the two cores, measured \
              before and after each measurement: N near (the round trip of a cache line takes less than 220 ns), F \
-             far, ~ changed in between, ? one CPU or unknown."
+             far, ~ changed in between, ? one CPU or unknown. The goals are also given over all rounds (*), in which \
+             the distance may differ between the two sides of a ratio."
                 .to_owned(),
             "raw AF_XDP is `xwarp-perf raw_bw` and `raw_lat`: payloads are copied from and to the application's \
              memory, every fourth frame is acknowledged by a frame, and a window limits the frames in flight. It has \

@@ -1,5 +1,5 @@
-//! All measurements of a run, their medians and ratios. Values are compared only within a round, and only when
-//! the distance between the two cores was the same for both.
+//! All measurements of a run, their medians and ratios. Values are compared only within a round: for each distance between the two
+//! cores, of the rounds in which it was the same for both, and for all rounds together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,6 +60,9 @@ impl Sample {
     }
 }
 
+/// The tag of all rounds together, whatever the distances of the cores were.
+pub(super) const ANY: char = '*';
+
 /// The case of a measurement: table, value of the first column, and subject.
 pub(super) type Case = (Group, u64, Subject);
 
@@ -83,7 +86,7 @@ impl Samples {
     fn tagged(&self, case: Case, figure: Figure, tag: char) -> BTreeMap<u32, f64> {
         let rounds = self.0.get(&case).into_iter().flatten();
         rounds
-            .filter(|(_, sample)| sample.tag() == tag)
+            .filter(|(_, sample)| tag == ANY || sample.tag() == tag)
             .filter_map(|(&round, sample)| Some((round, sample.outcome.figure(figure)?)))
             .collect()
     }
@@ -175,6 +178,7 @@ mod tests {
         let figure = Figure::HalfRoundTrip;
         let ratio = |tag| samples.ratio(CASE[0], CASE[1], figure, tag).map(|spread| spread.median);
         assert_eq!((ratio('N'), ratio('F'), ratio('~')), (Some(0.5), Some(0.75), None));
+        assert_eq!(ratio(ANY), Some(0.75), "of 0.5, 0.75 and 9");
         let near = samples.spread(CASE[0], figure, 'N').unwrap();
         assert_eq!((near.median, near.min, near.max, near.count), (5.0, 1.0, 9.0, 2));
         assert_eq!(samples.spread(CASE[0], Figure::Bandwidth, 'N'), None);
