@@ -88,7 +88,6 @@ impl AckPolicy {
         let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
         let due = self.bytes >= limit;
         let held = !quick && !pushed && !due;
-        let answer = config.answer_delay.filter(|_| !quick && pushed && self.bytes < full.max(LEAST_FULL));
         if self.owed == Owed::Held && !held {
             self.penalty = 1;
         }
@@ -97,13 +96,15 @@ impl AckPolicy {
                 self.owed = Owed::Now;
                 None
             }
-            Owed::Nothing if answer.is_some() => {
-                self.owed = Owed::Answer;
-                answer
-            }
             Owed::Nothing | Owed::Answer if held => {
                 self.owed = Owed::Held;
                 Some(config.ack_hold)
+            }
+            Owed::Nothing
+                if config.answer_delay.is_some() && !quick && pushed && self.bytes < full.max(LEAST_FULL) =>
+            {
+                self.owed = Owed::Answer;
+                config.answer_delay
             }
             Owed::Nothing | Owed::Answer => {
                 self.owed = Owed::Pending;
