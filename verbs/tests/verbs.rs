@@ -3,13 +3,13 @@
 
 mod common;
 
-use std::{cell::RefCell, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use common::{LIMIT, connect, connect_with, devices, devices_with, pattern, queue_pair};
 use xwarp_verbs::{
-    Access, AsyncEvent, CompletionChannel, DeviceOptions, FastRegionOptions, Memory, Opcode, Pages, Payload,
-    PostError, PostListError, Progress, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag,
-    WcStatus, WorkRequest,
+    Access, AsyncEvent, CompletionChannel, CompletionQueue, Device, DeviceOptions, FastRegionOptions, Memory,
+    Opcode, Pages, Payload, PostError, PostListError, Progress, ProtectionDomain, QpState, QueuePair,
+    QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
     sim::WireConfig,
 };
@@ -98,18 +98,23 @@ fn a_disconnect_sends_earlier_posts_and_flushes_later_ones() {
     assert_eq!(completions, expected.map(Some));
 }
 
+/// Objects for a connection whose completion queue notifies on `channel`.
+fn with_channel(
+    device: &Device,
+    channel: &CompletionChannel,
+) -> (ProtectionDomain, CompletionQueue, QueuePair) {
+    let cq = device.create_cq_with_channel(64, channel).unwrap();
+    let pd = device.create_pd().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+    (pd, cq, qp)
+}
+
 #[test]
 fn a_sleeping_application_loses_no_wakeup() {
     const ROUNDS: u64 = 500;
     for progress in [Progress::Auto, Progress::Thread, Progress::Application] {
         let pair = devices(progress);
-        let ends = connect_with(&pair, 1, |device| {
-            let channel = CompletionChannel::new().unwrap();
-            let cq = device.create_cq_with_channel(64, &channel).unwrap();
-            let pd = device.create_pd().unwrap();
-            let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-            (pd, cq, qp)
-        });
+        let ends = connect_with(&pair, 1, |device| with_channel(device, &CompletionChannel::new().unwrap()));
         thread::scope(|scope| {
             for (side, end) in ends.iter().enumerate() {
                 scope.spawn(move || {
@@ -140,16 +145,10 @@ fn waits_for_several_channels_take_turns() {
         let pair = devices(progress);
         let mut all: Vec<_> = (1..=3)
             .map(|port| {
-                let channels = RefCell::new(Vec::new());
-                let ends = connect_with(&pair, port, |device| {
-                    let channel = CompletionChannel::new().unwrap();
-                    let cq = device.create_cq_with_channel(64, &channel).unwrap();
-                    channels.borrow_mut().push(channel);
-                    let pd = device.create_pd().unwrap();
-                    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-                    (pd, cq, qp)
-                });
-                (channels.into_inner().remove(0), ends)
+                let channel = CompletionChannel::new().unwrap();
+                // The client's queue is never armed.
+                let ends = connect_with(&pair, port, |device| with_channel(device, &channel));
+                (channel, ends)
             })
             .collect();
         while !all.is_empty() {

@@ -53,6 +53,7 @@ mod numbers;
 mod outgoing;
 mod process;
 mod relay;
+mod resets;
 mod signals;
 mod sys;
 mod tracking;

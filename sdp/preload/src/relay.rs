@@ -9,7 +9,7 @@ use std::{
     io::{self, Write as _},
     net::{Shutdown, SocketAddr},
     ops::Range,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::OwnedFd,
     sync::{
         Arc, Condvar, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,10 +20,10 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll},
-    io::{Errno, ioctl_fionread},
+    io::Errno,
     net::{
-        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect,
-        connect_unspec, getsockname, listen, recv, shutdown, socket_with, sockopt,
+        AddressFamily, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect, getsockname,
+        listen, shutdown, socket_with, sockopt,
     },
 };
 use xwarp_sdp::{Received, SdpStream};
@@ -36,6 +36,7 @@ use crate::{
     locks::lock,
     numbers,
     outgoing::{ADVERTISED_BYTES, PIECE_BYTES},
+    resets::{reset, wait_until_taken},
     sys,
 };
 
@@ -54,8 +55,6 @@ const ARRIVAL: Duration = Duration::from_secs(2);
 const STANDSTILL: Duration = Duration::from_secs(5);
 /// Interval at which a direction towards a program that does not read checks for a reset of the peer.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval at which a leg that is to be reset is checked for data that the program's socket has not received, at first and at most.
-const TAKEN_LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 /// Time for a program to read a piece before the kernel gets it. Longer than the time below which a stream does not
 /// advertise receives.
 const TAKEN_WITHIN: Duration = Duration::from_millis(50);
@@ -207,46 +206,6 @@ impl Joined {
     /// Connects the leg to the program's listening socket at `service`.
     pub fn call(&self, service: SocketAddr) -> io::Result<()> {
         Ok(connect(&self.leg, &service)?)
-    }
-}
-
-/// Resets the program's connection.
-pub fn reset(leg: &OwnedFd) {
-    // The kernel sends a reset when a connected socket is dissolved, but refuses this briefly while another thread
-    // waits in a call on the socket.
-    for _ in 0..100 {
-        if connect_unspec(leg) != Err(Errno::BUSY) {
-            return;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Waits until the program's socket has received what was written to the leg: a reset of the leg discards the rest, but as with
-/// TCP, the program must be able to read what came before the peer's reset. Ends early if the program closes its socket, sends
-/// something, which the reset must answer, or reads nothing for `patience`.
-fn wait_until_taken(leg: &OwnedFd, patience: Option<Duration>) {
-    // What the program has sent before is lost.
-    let mut lost = ioctl_fionread(leg).unwrap_or(0);
-    let mut discarded = [0; 4 << 10];
-    let mut look = TAKEN_LOOK[0];
-    let (mut before, mut since) = (0, Instant::now());
-    while let Some(left @ 1..) = sys::unacknowledged(leg.as_raw_fd()) {
-        match recv(leg, &mut discarded, RecvFlags::DONTWAIT).map(|(len, _)| len as u64) {
-            Ok(len @ 1..) if len <= lost => {
-                lost -= len;
-                continue;
-            }
-            Ok(0) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Ok(_) | Err(_) => return,
-        }
-        if left != before {
-            (before, since) = (left, Instant::now());
-        } else if patience.is_some_and(|patience| since.elapsed() >= patience) {
-            return;
-        }
-        thread::sleep(look);
-        look = (look * 2).min(TAKEN_LOOK[1]);
     }
 }
 

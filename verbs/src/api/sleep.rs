@@ -36,8 +36,7 @@ const MOST_LEAD_TURNS: usize = 4;
 /// Longest sleep of the progress thread while an application leads. Deadlines within it wait for its end if the
 /// application does not run the engine: ringing the doorbell for each would again wake two threads per message.
 const STANDBY: Duration = Duration::from_millis(1);
-/// Shortest time after which a sleeping caller runs the engine for a deadline, as the longest nap of the progress
-/// thread. Most deadlines are those of acknowledgements that the application's answer has carried.
+/// Shortest time after which a sleeping caller runs the engine for a deadline. Most deadlines are those of acknowledgements that the application's answer has carried.
 const DEADLINE_WAIT: Duration = Duration::from_millis(4);
 
 /// Why [`CompletionQueue::sleep`](super::CompletionQueue::sleep) has ended.
@@ -68,7 +67,7 @@ pub(crate) trait Awaited {
     /// The event, if it is there. `readable`: the descriptor was just found to be readable.
     fn take(&self, readable: bool) -> io::Result<Option<Self::Event>>;
 
-    /// A queue whose descriptor stays in the set between two waits, because the set notices when it is closed.
+    /// A queue whose descriptor may stay in the set between two waits: the kernel removes it when the queue is freed.
     fn kept(&self) -> Option<Weak<BellQueue<CqNotification>>> {
         None
     }
@@ -273,7 +272,9 @@ impl Waits {
             let left = end.map(|end| end.since(shared.clock.now()));
             let woken = self.front.set.wait(left)?;
             if !woken.shared && !woken.bell {
-                if let Some(found) = if woken.own { awaited.take(true)? } else { None } {
+                if woken.own
+                    && let Some(found) = awaited.take(true)?
+                {
                     return Ok(Led::Found(found));
                 }
                 if left.is_some_and(|left| left.is_zero()) {
