@@ -14,6 +14,8 @@ mod exchange;
 mod pings;
 mod streams;
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 
 use self::{
@@ -26,11 +28,18 @@ pub use ends::Meet;
 
 use crate::{
     report::{BandwidthRow, LatencyRow, Report, Row},
-    rnic::{Kind, Plan, Verb, endpoint::Endpoint, links::Role},
+    rnic::{
+        Kind, Plan, Verb,
+        endpoint::Endpoint,
+        links::{CLOSE_LIMIT, Role},
+    },
     stats::Summary,
 };
 
 const MIB: f64 = (1 << 20) as f64;
+
+/// Time that the server of `write_lat` gets to see the completion of its last Write.
+const LAST_COMPLETION: Duration = Duration::from_millis(300);
 
 /// Runs the test. The report already has its information block.
 pub fn run(endpoint: &Endpoint, plan: &Plan, meet: Meet<'_>, report: &mut Report) -> Result<()> {
@@ -158,10 +167,11 @@ fn latency(
         report.row(Row::Latency(LatencyRow { bytes: size, iterations: samples.len() as u64, summary }));
     }
     // The programs for the latency of Writes exit without a last message. The client has the last word there: its
-    // last Write has arrived before it has completed at the client, and would fail if the server closed at once.
+    // last Write has arrived before it has completed at the client, and would fail if the server closed at once. The
+    // server's last Write, too, may have arrived before siw completes it there, so the client does not close at once either.
     match (verb, role) {
-        (Verb::Write, Role::Server) => ends.await_departure(),
-        (Verb::Write, Role::Client) => Ok(()),
+        (Verb::Write, Role::Server) => ends.await_departure(CLOSE_LIMIT),
+        (Verb::Write, Role::Client) => ends.await_departure(LAST_COMPLETION),
         _ => ends.meet(endpoint, exchange),
     }
 }

@@ -196,10 +196,10 @@ impl Ends {
         Ok(number)
     }
 
-    /// Waits until the peer has closed the test connections, for a limited time.
-    pub fn await_departure(&self) -> Result<()> {
+    /// Waits until the peer has closed the test connections, for each at most for `limit`.
+    pub fn await_departure(&self, limit: Duration) -> Result<()> {
         for end in &self.list {
-            end.connection.wait_disconnected(CLOSE_LIMIT)?;
+            end.connection.wait_disconnected(limit)?;
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Ends {
         for end in &self.list {
             end.connection.disconnect()?;
         }
-        self.await_departure()
+        self.await_departure(CLOSE_LIMIT)
     }
 }
 

@@ -271,7 +271,8 @@ fn netns_hop_kernel_a_long_path_with_a_short_queue() {
 
 #[test]
 fn netns_hop_kernel_blackouts() {
-    let line = "--blackout 1s,60ms,300ms --rate 50M --rtt 1ms";
+    // Each transfer takes longer than the time between two blackouts.
+    let line = "--blackout 1s,50ms,430ms --rate 20M --rtt 1ms";
     let (ours, report) = through(line, &EXCHANGES, &[]);
     assert_happened(&report, &["lost"]);
     assert!(ours.retransmits > 0, "{ours:?}");

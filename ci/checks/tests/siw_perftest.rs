@@ -188,7 +188,8 @@ fn siw_perftest_writes_the_json_that_we_write() {
         let (options, client_file) = written("client");
         let mut server = their_server(&stage, test, &theirs("server"));
         our_client(&stage, test, &options).finish(LONG).unwrap();
-        assert_eq!(server.wait(SHORT).unwrap().status, Some(0), "{test}");
+        let ended = server.wait(SHORT).unwrap();
+        assert_eq!(ended.status, Some(0), "{test}:\n{}", ended.text());
         let (options, server_file) = written("server");
         let server = our_server(&stage, test, &options);
         let client = their_client(&stage, test, &theirs("client")).wait(LONG).unwrap();
