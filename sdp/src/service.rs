@@ -107,6 +107,9 @@ pub(crate) struct Core {
     targets: Mutex<BTreeMap<CmKey, Target>>,
     next_socket: AtomicU64,
     counters: Mutex<BTreeMap<&'static str, u64>>,
+    /// Bytes sent and received: counters too, apart because each read and write changes one.
+    pub(crate) sent: AtomicU64,
+    pub(crate) received: AtomicU64,
     /// Connections that callers poll.
     polled: Mutex<Vec<Arc<Socket>>>,
     /// Sleeps of callers that run the device when frames arrive.
@@ -159,6 +162,8 @@ impl Sdp {
             targets: Mutex::default(),
             next_socket: AtomicU64::new(0),
             counters: Mutex::default(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
             polled: Mutex::default(),
             sleeps: AtomicU64::new(0),
             mapped: Mutex::default(),
@@ -178,7 +183,12 @@ impl Sdp {
 
     /// Counters of protocol violations by name, and of bytes by the way of transfer.
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
-        lock(&self.0.core.counters).clone()
+        let core = &self.0.core;
+        let mut counters = lock(&core.counters).clone();
+        for (name, bytes) in [("sdp_bytes_sent", &core.sent), ("sdp_bytes_received", &core.received)] {
+            counters.insert(name, bytes.load(Ordering::Relaxed));
+        }
+        counters
     }
 }
 

@@ -159,6 +159,14 @@ impl SdpStream {
         }
     }
 
+    fn count_sent(&self, bytes: usize) {
+        self.0.sdp.0.core.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn count_received(&self, bytes: usize) {
+        self.0.sdp.0.core.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     fn receive(&self, out: &mut [u8], peek: bool) -> io::Result<usize> {
         if out.is_empty() {
             return Ok(0);
@@ -179,7 +187,7 @@ impl SdpStream {
         let n = if peek { state.machine.peek(out) } else { state.machine.read(out) };
         if n > 0 {
             if !peek {
-                self.count("sdp_bytes_received", n);
+                self.count_received(n);
             }
             return Some(Ok(n));
         }
@@ -211,7 +219,7 @@ impl SdpStream {
             return Some(Err(error));
         }
         let n = state.machine.write(bytes);
-        self.count("sdp_bytes_sent", n);
+        self.count_sent(n);
         (n > 0).then_some(Ok(n))
     }
 

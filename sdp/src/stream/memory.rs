@@ -62,7 +62,7 @@ impl SdpStream {
                 return Err(error);
             }
             if state.link.as_ref().is_none_or(|link| link.is_sent(id)) {
-                self.count("sdp_bytes_sent", len);
+                self.count_sent(len);
                 self.count("sdp_bytes_advertised", len);
                 return Ok(());
             }
@@ -162,7 +162,7 @@ impl SdpStream {
                 return (state, Err(error));
             }
             let taken = state.machine.write(command);
-            self.count("sdp_bytes_sent", taken);
+            self.count_sent(taken);
             command = command.get(taken..).unwrap_or_default();
             if !command.is_empty() {
                 socket.drive(&mut state);
@@ -201,7 +201,7 @@ impl SdpStream {
             let Some(n) = state.outcomes.received.remove(&id) else { return Ok(None) };
             receive.id = None;
             if n > 0 || state.machine.at_eof() {
-                self.count("sdp_bytes_received", n as usize);
+                self.count_received(n as usize);
                 return Ok(Some(Received::Bytes(n as usize)));
             }
             if let Some(error) = state.error() {
@@ -225,7 +225,7 @@ impl SdpStream {
             let mut bytes = vec![0; state.machine.buffered().min(piece.len())];
             let n = state.machine.read(&mut bytes);
             piece.write(0, bytes.get(..n).unwrap_or_default()).map_err(invalid)?;
-            self.count("sdp_bytes_received", n);
+            self.count_received(n);
             return Ok(Some(Received::Bytes(n)));
         }
         if let Some(error) = state.error() {
