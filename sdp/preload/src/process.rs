@@ -3,10 +3,7 @@
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
-    env,
-    fs::{self, File},
-    io::{self, BufRead as _, BufReader},
-    mem,
+    env, fs, io, mem,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{BorrowedFd, OwnedFd, RawFd},
     path::PathBuf,
@@ -341,13 +338,15 @@ impl Process {
             IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, local.port()).into(),
             _ => local,
         };
+        // A table that cannot be read is no reason to stop listening.
+        let program_listens = || mapper::is_listening(local, None).unwrap_or(true);
         loop {
             let accepted = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let look: Option<Timespec> = LOOK.try_into().ok();
                     let waited = poll(&mut [PollFd::new(listener, PollFlags::IN)], look.as_ref());
-                    if waited == Ok(0) && !is_listening(local) {
+                    if waited == Ok(0) && !program_listens() {
                         return;
                     }
                     continue;
@@ -359,7 +358,7 @@ impl Process {
             };
             if let Err(error) = self.bring(accepted, service, local.port()) {
                 tracing::debug!(%local, %error, "the program does not take a connection");
-                if !is_listening(local) {
+                if !program_listens() {
                     return;
                 }
             }
@@ -431,49 +430,4 @@ fn only_interface(local: Option<IpAddr>) -> Option<String> {
         return None;
     }
     names.into_iter().next()
-}
-
-/// Whether a socket of this namespace listens at the port of `local`.
-fn is_listening(local: SocketAddr) -> bool {
-    const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
-    let tables = if local.is_ipv4() { TABLES } else { [TABLES[1], TABLES[0]] };
-    let mut lists = tables.iter().filter_map(|table| listening_ports(table).ok()).peekable();
-    // A table that cannot be read is no reason to stop listening.
-    lists.peek().is_none() || lists.flatten().any(|port| port == local.port())
-}
-
-/// The ports of the listening sockets in a table of the kernel.
-///
-/// The kernel lists these sockets before all others, and writes as many lines as a read has room for. Each read has room for
-/// about one, since to find the first connection the kernel searches a table of many thousand entries.
-fn listening_ports(table: &str) -> io::Result<impl Iterator<Item = u16>> {
-    const LINE: usize = 150;
-    const LISTEN: &str = "0A";
-    let lines = BufReader::with_capacity(LINE, File::open(table)?).lines().map_while(Result::ok);
-    let listening = |line: String| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        let (local, state) = (words.next()?, words.nth(1)?);
-        let (_, port) = local.rsplit_once(':').filter(|_| state == LISTEN)?;
-        u16::from_str_radix(port, 16).ok()
-    };
-    Ok(lines.skip(1).map_while(listening))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
-
-    use super::*;
-
-    #[test]
-    fn a_socket_listens_until_it_is_closed() {
-        for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-            let listener = TcpListener::bind((ip, 0)).unwrap();
-            let local = listener.local_addr().unwrap();
-            let connected = TcpStream::connect(local).unwrap();
-            assert!(is_listening(local));
-            drop(listener);
-            assert!(!is_listening(local), "only {connected:?} has the port");
-        }
-    }
 }

@@ -7,7 +7,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr},
     os::{
@@ -30,6 +29,7 @@ use rustix::{
 
 use super::{
     kept::Kept,
+    listening::is_listening,
     packet::PORT,
     server::{Server, Services},
 };
@@ -353,20 +353,7 @@ fn take_records(mut process: &UnixStream, owner: usize, services: &Mutex<Service
 /// Whether a user may announce a service at `address`: root, and a user whose kernel socket listens there. Otherwise users could
 /// take the connections of each other's services.
 fn may_add(user: u32, address: SocketAddr) -> bool {
-    user == 0 || listeners().iter().any(|(port, owner)| *port == address.port() && *owner == user)
-}
-
-/// Port and user of each TCP socket that listens in this network namespace.
-fn listeners() -> Vec<(u16, u32)> {
-    const LISTEN: &str = "0A";
-    let parse = |line: &str| {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let (local, state, user) = (words.get(1)?, words.get(3)?, words.get(7)?);
-        let port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
-        (*state == LISTEN).then_some((port, user.parse().ok()?))
-    };
-    let texts = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")));
-    texts.iter().flatten().flat_map(|text| text.lines().filter_map(parse)).collect()
+    user == 0 || is_listening(address, Some(user)).unwrap_or(false)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! | `packet` | the 48 bytes of a message |
 //! | `server` | the addresses of services, and rate limits of answers |
 //! | `host` | the process of a host that answers, and the registrations of the others |
+//! | `listening` | the kernel's listening sockets |
 //! | `kept` | descriptors that forked children must not keep |
 //! | `client` | the exchange of one question, and the cache of answers |
 //!
@@ -15,6 +16,7 @@
 mod client;
 mod host;
 mod kept;
+mod listening;
 mod packet;
 mod server;
 
@@ -22,5 +24,6 @@ pub use self::{
     client::{Answer, Asked, Cache, Question, source_of},
     host::Host,
     kept::descriptors,
+    listening::is_listening,
     packet::{Kind, PACKET_BYTES, PORT, Packet, PacketError, PmTime},
 };
