@@ -38,7 +38,7 @@ use crate::{
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Time that the server of `write_lat` gets to see the completion of its last Write.
+/// Longest time that the client of `write_lat` waits for the server to complete its last Write and to close.
 const LAST_COMPLETION: Duration = Duration::from_millis(300);
 
 /// Runs the test. The report already has its information block.
@@ -168,7 +168,7 @@ fn latency(
     }
     // The programs for the latency of Writes exit without a last message. The client has the last word there: its
     // last Write has arrived before it has completed at the client, and would fail if the server closed at once. The
-    // server's last Write, too, may have arrived before siw completes it there, so the client does not close at once either.
+    // server's last Write may also have arrived before siw completes it, so the client does not close at once either.
     match (verb, role) {
         (Verb::Write, Role::Server) => ends.await_departure(CLOSE_LIMIT),
         (Verb::Write, Role::Client) => ends.await_departure(LAST_COMPLETION),

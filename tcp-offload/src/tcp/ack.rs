@@ -15,8 +15,8 @@ const MOST_QUICK_ACKS: u16 = 1024;
 /// Full segments between two of these ACKs (RFC 5681 section 4.2).
 const QUICK_EVERY: usize = 2;
 
-/// A segment of fewer bytes never counts as full: a peer that sends only short messages sends no longer one to compare it with. This
-/// is the default MSS of RFC 9293 section 3.7.1.
+/// A segment of fewer bytes never counts as full: the largest segment of a peer that sends only short messages is itself short.
+/// This is the default MSS of RFC 9293 section 3.7.1.
 const LEAST_FULL: usize = 536;
 
 /// After this time without payload, the peer's congestion window may be small again: RFC 5681 section 4.1 lets it restart after a

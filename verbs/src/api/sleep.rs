@@ -36,7 +36,8 @@ const MOST_LEAD_TURNS: usize = 4;
 /// Longest sleep of the progress thread while an application leads. Deadlines within it wait for its end if the
 /// application does not run the engine: ringing the doorbell for each would again wake two threads per message.
 const STANDBY: Duration = Duration::from_millis(1);
-/// Shortest time after which a sleeping caller runs the engine for a deadline. Most deadlines are those of acknowledgements that the application's answer has carried.
+/// Shortest time after which a sleeping caller runs the engine for a deadline. Most deadlines are those of acknowledgements
+/// that the application's answer has carried.
 const DEADLINE_WAIT: Duration = Duration::from_millis(4);
 
 /// Why [`CompletionQueue::sleep`](super::CompletionQueue::sleep) has ended.
