@@ -49,6 +49,8 @@ const CONTINUED: u32 = 1 << 0;
 
 /// Descriptors moved by one ring operation.
 const BATCH: usize = 64;
+/// Number of bytes of a received chunk that are prefetched: headers and a short message. The processor recognizes longer reads.
+const PREFETCHED_BYTES: usize = 256;
 
 /// Frame memory, the frame table, and the rings of every queue.
 pub(crate) struct Rings {
@@ -410,6 +412,10 @@ impl Rings {
         while taken.frames < max {
             let want = (max - taken.frames).min(BATCH);
             let n = rings.receive.take(&mut self.scratch[..want]);
+            for desc in &self.scratch[..n] {
+                let bytes = (desc.len as usize).min(PREFETCHED_BYTES);
+                self.memory.mapping.prefetch(desc.address as usize, bytes);
+            }
             for desc in &self.scratch[..n] {
                 let (chunk, start) = chunk_at(desc.address);
                 let bytes = desc.len as usize;

@@ -47,13 +47,20 @@ impl SdpStream {
         let mut end = None;
         loop {
             let mut state = self.socket().lock();
-            if state.machine.buffered() == 0 && (limit.is_some() || state.is_polled()) {
-                self.socket().poll(&mut state);
-            }
+            let polls = state.machine.buffered() == 0 && (limit.is_some() || state.is_polled());
+            let found = polls && self.socket().poll(&mut state);
             let left = state.machine.has_offer() || state.machine.oob_is_next();
-            if !left
-                && let Some(outcome) = self.attempt(&mut state, |state| self.read_step(state, out, false))
-            {
+            let outcome = if left { None } else { self.read_step(&mut state, out, false) };
+            // Most polls find nothing. Nothing is to be done then: who changes the machine executes its actions, or leaves them
+            // to this call. A caller that polls and has got data will soon write or read again.
+            if matches!(outcome, Some(Ok(1..))) && state.can_wait() {
+                state.deferred = true;
+            } else if found || state.deferred {
+                self.socket().drive(&mut state);
+            } else if outcome.is_some() {
+                self.socket().drive_waiting(&mut state);
+            }
+            if let Some(outcome) = outcome {
                 return outcome;
             }
             drop(state);
@@ -72,7 +79,7 @@ impl SdpStream {
         if state.is_polled() && !state.can_send() {
             // This frees the slots of acknowledged messages, and receives credit. Otherwise a turn of the engine would
             // only send an acknowledgement that these bytes can carry.
-            self.socket().poll(&mut state);
+            self.socket().poll_and_drive(&mut state);
         }
         let step = |state: &mut State| self.write_step(state, bytes);
         self.attempt(&mut state, step).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
@@ -84,7 +91,7 @@ impl SdpStream {
         let end = Instant::now() + limit;
         loop {
             let mut state = self.socket().lock();
-            self.socket().poll(&mut state);
+            self.socket().poll_and_drive(&mut state);
             if state.error().is_some() {
                 return false;
             }
@@ -144,8 +151,7 @@ impl SdpStream {
 
     /// Whether advertised data waits, or an out-of-band byte has arrived or was announced.
     pub fn has_offer_or_oob(&self) -> bool {
-        let state = self.socket().lock();
-        state.machine.has_offer() || state.machine.is_urgent()
+        self.socket().has_offer_or_oob()
     }
 
     /// Waits until a read would not wait, at most for the time limit of reads.

@@ -9,7 +9,10 @@ mod state;
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
     time::Instant,
 };
@@ -66,6 +69,10 @@ impl Tasks {
     pub(crate) fn wake(&mut self) {
         self.0.drain(..).for_each(Waker::wake);
     }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// The event that a thread waits for.
@@ -89,13 +96,21 @@ pub(crate) struct Socket {
     /// Condition variables by event: a transfer wakes no thread that waits to read.
     changed: [Condvar; 3],
     bell: Bell,
+    /// See [`Self::has_offer_or_oob`].
+    offer_or_oob: AtomicBool,
 }
 
 impl Socket {
     pub(crate) fn new(core: &Arc<Core>, machine: Machine, link: Link) -> io::Result<Arc<Self>> {
         let state = State::new(machine, Some(link));
         let core = Arc::clone(core);
-        Ok(Arc::new(Self { core, state: Mutex::new(state), changed: Default::default(), bell: Bell::new()? }))
+        Ok(Arc::new(Self {
+            core,
+            state: Mutex::new(state),
+            changed: Default::default(),
+            bell: Bell::new()?,
+            offer_or_oob: AtomicBool::new(false),
+        }))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -172,6 +187,7 @@ impl Socket {
 
     /// Returns whether the machine acted.
     fn execute(&self, state: &mut State) -> bool {
+        state.deferred = false;
         let acted = state.drive();
         if let Some(End::Violated(violation)) = state.machine.ended()
             && !std::mem::replace(&mut state.counted, true)
@@ -188,6 +204,10 @@ impl Socket {
                 self.core.count(name, std::mem::take(count));
             }
         }
+        let offer_or_oob = state.machine.has_offer() || state.machine.is_urgent();
+        if offer_or_oob != self.has_offer_or_oob() {
+            self.offer_or_oob.store(offer_or_oob, Ordering::Relaxed);
+        }
         let readable = state.is_readable();
         if readable != state.readable {
             state.readable = readable;
@@ -198,10 +218,16 @@ impl Socket {
         acted
     }
 
+    /// Whether advertised data waits, or an out-of-band byte has arrived or was announced, for callers without the lock.
+    pub(crate) fn has_offer_or_oob(&self) -> bool {
+        self.offer_or_oob.load(Ordering::Relaxed)
+    }
+
     /// Creates the descriptor that is readable while the connection is.
     pub(crate) fn watched_bell(&self) -> &Bell {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.watched, true) {
+            state.readable = state.is_readable();
             self.bell.set(state.readable);
         }
         &self.bell
@@ -218,8 +244,9 @@ impl Socket {
         self.drive_and_let_go(state);
     }
 
-    /// Runs the device for a polling caller, and handles the completions.
-    pub(crate) fn poll(self: &Arc<Self>, state: &mut State) {
+    /// Runs the device for a polling caller, and handles the completions; returns whether there was one. The caller must
+    /// then execute the machine's actions.
+    pub(crate) fn poll(self: &Arc<Self>, state: &mut State) -> bool {
         state.polls += 1;
         if state.polled.is_none() {
             state.polled = Some(state.polls);
@@ -227,7 +254,12 @@ impl Socket {
                 self.core.polled(self);
             }
         }
-        if state.poll_completions(&self.core) {
+        state.poll_completions(&self.core)
+    }
+
+    /// [`Self::poll`], with the actions that follow.
+    pub(crate) fn poll_and_drive(self: &Arc<Self>, state: &mut State) {
+        if self.poll(state) {
             self.drive(state);
         }
     }
@@ -252,6 +284,9 @@ impl Socket {
         };
         let now = Some(state.polls);
         if state.polled.is_some() && std::mem::replace(&mut state.polled, now) != now {
+            if state.deferred {
+                self.drive(&mut state);
+            }
             return true;
         }
         state.looked_at = false;

@@ -332,19 +332,14 @@ impl Fields<'_> {
     }
 }
 
-/// A header under construction.
-struct Header {
-    bytes: [u8; MOST_HEADER_BYTES],
-    len: usize,
-}
+/// The rest of a header under construction.
+struct Header<'a>(&'a mut [u8]);
 
-impl Header {
+impl Header<'_> {
     fn put(&mut self, field: &[u8]) {
-        for byte in field {
-            if let Some(place) = self.bytes.get_mut(self.len) {
-                *place = *byte;
-                self.len += 1;
-            }
+        if let Some((place, rest)) = std::mem::take(&mut self.0).split_at_mut_checked(field.len()) {
+            place.copy_from_slice(field);
+            self.0 = rest;
         }
     }
 
@@ -400,18 +395,25 @@ impl Message {
 
     /// Appends the header of this message, for `payload` bytes that follow it, to `out`.
     pub fn emit(&self, base: Base, payload: u32, out: &mut Vec<u8>) {
-        let mut header = Header { bytes: [0; MOST_HEADER_BYTES], len: BASE_BYTES };
-        self.put_extended(&mut header);
-        let bytes = std::mem::replace(&mut header.len, 0);
+        let at = out.len();
+        out.resize(at + self.header_bytes(), 0);
+        self.emit_before(base, payload, out.get_mut(at..).unwrap_or_default());
+    }
+
+    /// Writes the header of this message, for `payload` bytes that follow it, to the beginning of `out`, which has room for it.
+    pub(crate) fn emit_before(&self, base: Base, payload: u32, out: &mut [u8]) {
+        let bytes = self.header_bytes();
+        let Some((room, extended)) = out.split_first_chunk_mut::<BASE_BYTES>() else { return };
+        let mut header = Header(room);
         header.put(&[self.mid(), base.flags.bits()]);
         header.put(&base.bufs.to_be_bytes());
         for field in [bytes as u32 + payload, base.mseq.0, base.mseq_ack.0] {
             header.put(&field.to_be_bytes());
         }
-        out.extend(header.bytes.iter().take(bytes));
+        self.put_extended(&mut Header(extended));
     }
 
-    fn put_extended(&self, header: &mut Header) {
+    fn put_extended(&self, header: &mut Header<'_>) {
         match self {
             Self::Hello(hello) => {
                 header.put(&[VERSION, 0]);
@@ -511,9 +513,26 @@ impl Message {
 
     /// Bytes of base and extended header.
     pub fn header_bytes(&self) -> usize {
-        let mut header = Header { bytes: [0; MOST_HEADER_BYTES], len: BASE_BYTES };
-        self.put_extended(&mut header);
-        header.len
+        BASE_BYTES
+            + match self {
+                Self::Hello(_) | Self::SrcAvail(_) => 16,
+                Self::HelloAck(_) => 12,
+                Self::SinkAvail { .. } => 20,
+                Self::SuspComm { .. } => 8,
+                Self::RdmaWrCompl { .. }
+                | Self::RdmaRdCompl { .. }
+                | Self::ChRcvBuf { .. }
+                | Self::ChRcvBufAck { .. }
+                | Self::ModeChange { .. } => 4,
+                Self::DisConn
+                | Self::AbortConn
+                | Self::SendSm
+                | Self::SrcAvailCancel
+                | Self::SinkAvailCancel
+                | Self::SinkCancelAck
+                | Self::SuspCommAck
+                | Self::Data => 0,
+            }
     }
 }
 

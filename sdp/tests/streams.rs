@@ -538,3 +538,21 @@ fn data_for_a_closed_stream_resets_it() {
     thread::spawn(move || done.send(connected.wait_closed().map_err(|e| e.kind())));
     assert_eq!(ends.recv_timeout(LIMIT).expect("no reset"), Err(ErrorKind::ConnectionReset));
 }
+
+/// A caller that polls leaves what follows from a read to its next call. The service does it when there is none.
+#[test]
+fn a_writer_gets_credit_from_a_reader_that_stops_polling() {
+    let (accepted, mut connected) = pair();
+    let mut one = [0];
+    for _ in 0..100 {
+        connected.write_all(b"a").unwrap();
+        assert_eq!(accepted.try_read_for(&mut one, LIMIT).unwrap(), 1);
+    }
+    for _ in 0..100 {
+        connected.write_all(b"b").unwrap();
+        connected.wait_sent(Some(LIMIT)).unwrap();
+    }
+    let mut rest = [0; 100];
+    accepted.try_clone().unwrap().read_exact(&mut rest).unwrap();
+    assert_eq!(rest, [b'b'; 100]);
+}

@@ -4,9 +4,10 @@
 use std::{
     fmt,
     fmt::Write as _,
-    fs,
     net::SocketAddr,
     path::PathBuf,
+    process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -24,6 +25,8 @@ use crate::{
 
 /// Time allowed beyond the duration of a measurement.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// How much longer runs are in which system calls are counted, in seconds.
+const COUNT_MARGIN: u32 = 2;
 /// Requests a second of clients that let both ends sleep between them.
 const FEW: f64 = 500.0;
 /// MTUs of the wire.
@@ -258,15 +261,14 @@ impl Bench {
         match subject {
             Subject::Bulk(by, _) => self.bulk(subject, by),
             Subject::Requests(by, calls) => {
-                // What the program does at its start and end is in both.
-                let short = self.requests(subject, by, calls, self.duration)?;
-                let long = self.requests(subject, by, calls, 2 * self.duration)?;
-                let requests = long.requests - short.requests;
-                let (all, sent) = (long.calls - short.calls, long.sent - short.sent);
+                let timed = self.requests(subject, by, calls, false)?;
+                // Counting slows system calls down.
+                let counted = self.requests(subject, by, calls, true)?;
+                let requests = counted.rate * f64::from(self.duration);
                 Ok(vec![
-                    (Figure::Latency, long.time),
-                    (Figure::SystemCalls, all / requests),
-                    (Figure::OtherCalls, (all - sent) / requests),
+                    (Figure::Latency, timed.time),
+                    (Figure::SystemCalls, counted.calls / requests),
+                    (Figure::OtherCalls, (counted.calls - counted.sent) / requests),
                 ])
             }
         }
@@ -282,10 +284,10 @@ impl Bench {
         let (port, duration) = (self.next_port(), self.duration);
         let lab = self.lab(subject)?;
         let address = SocketAddr::new(lab.address(Side::B, Family::V4), port);
-        let mut server = self.start(lab, Side::B, by, &[], &format!("iperf3 -s -1 -p {port}"))?;
+        let mut server = self.start(lab, Side::B, by, &format!("iperf3 -s -1 -p {port}"))?;
         wait_for_listener(lab, by, address, &mut server)?;
         let client = format!("iperf3 -c {} -p {port} -t {duration} -l 1M -f m", address.ip());
-        let said = self.start(lab, Side::A, by, &[], &client)?.finish(2 * PATIENCE)?;
+        let said = self.start(lab, Side::A, by, &client)?.finish(2 * PATIENCE)?;
         let served = server.finish(PATIENCE)?;
         let rate = bandwidth(&said).with_context(|| format!("no bandwidth in: {said}"))?;
         let mut figures = vec![(Figure::Bandwidth, rate)];
@@ -294,52 +296,50 @@ impl Bench {
         Ok(figures)
     }
 
-    fn requests(&mut self, subject: Subject, by: By, calls: Calls, seconds: u32) -> Result<Exchange> {
-        let port = self.next_port();
+    /// Requests for the duration of a measurement, during which the server's system calls may be counted.
+    fn requests(&mut self, subject: Subject, by: By, calls: Calls, counts: bool) -> Result<Exchange> {
+        let (port, seconds) = (self.next_port(), self.duration + if counts { COUNT_MARGIN } else { 0 });
         let lab = self.lab(subject)?;
         let address = SocketAddr::new(lab.address(Side::B, Family::V4), port);
         let host = address.ip();
         let polling = if calls == Calls::Polling { "--nonblocked" } else { "" };
         let pace = if calls == Calls::Sleeping { format!("--mps {FEW}") } else { String::new() };
-        let counts = lab.file("system-calls");
-        let counter = [
-            "perf",
-            "stat",
-            "-x",
-            ",",
-            "-e",
-            "raw_syscalls:sys_enter,syscalls:sys_enter_sendto",
-            "-o",
-            counts.to_str().unwrap_or_default(),
-            "--",
-        ];
         let server = format!("sockperf server --tcp -i {host} -p {port} {polling}");
-        let mut server = self.start(lab, Side::B, by, &counter, &server)?;
+        let mut server = self.start(lab, Side::B, by, &server)?;
         wait_for_listener(lab, by, address, &mut server)?;
         let client =
             format!("sockperf ping-pong --tcp -i {host} -p {port} -t {seconds} -m 64 {polling} {pace}");
-        let said = self.start(lab, Side::A, by, &[], &client)?.finish(2 * PATIENCE)?;
+        let client = self.start(lab, Side::A, by, &client)?;
+        let (calls, sent) = if counts { self.count_calls(server.id())? } else { (0.0, 0.0) };
+        let said = client.finish(2 * PATIENCE)?;
         ensure!(by != By::Sdp || said.contains("by RDMA"), "not over SDP: {said}");
-        // The server has no other end. perf, whose child it is, writes then.
-        let perf = server.id();
-        let children = fs::read_to_string(format!("/proc/{perf}/task/{perf}/children"))?;
-        let child = children.split_whitespace().next().and_then(|id| Pid::from_raw(id.parse().ok()?));
-        kill_process(child.context("perf has no child")?, Signal::INT)?;
+        // The server has no other end.
+        let server_id = Pid::from_raw(server.id().try_into()?).context("a process")?;
+        kill_process(server_id, Signal::INT)?;
         let _ = server.wait(PATIENCE)?;
-        let (time, requests) = latency(&said).with_context(|| format!("no latency in: {said}"))?;
-        let counted = fs::read_to_string(&counts).unwrap_or_default();
-        let count = |event| {
-            system_calls(&counted, event).with_context(|| format!("no {event} in {}", counts.display()))
-        };
-        let (calls, sent) = (count("raw_syscalls:sys_enter")?, count("syscalls:sys_enter_sendto")?);
-        Ok(Exchange { time, requests, calls, sent })
+        let (time, rate) = latency(&said).with_context(|| format!("no latency in: {said}"))?;
+        Ok(Exchange { time, rate, calls, sent })
+    }
+
+    /// The system calls of a process that has begun to serve requests, for the duration of a measurement: all of them,
+    /// and those of `sendto`.
+    fn count_calls(&self, process: u32) -> Result<(f64, f64)> {
+        thread::sleep(Duration::from_secs(COUNT_MARGIN.into()) / 2);
+        let (process, seconds) = (process.to_string(), self.duration.to_string());
+        let mut perf = Command::new("perf");
+        perf.args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter,syscalls:sys_enter_sendto"]);
+        let counted = perf.args(["-p", &process, "--", "sleep", &seconds]).output()?;
+        let counted = String::from_utf8_lossy(&counted.stderr);
+        let count =
+            |event| system_calls(&counted, event).with_context(|| format!("no {event} in: {counted}"));
+        Ok((count("raw_syscalls:sys_enter")?, count("syscalls:sys_enter_sendto")?))
     }
 
     /// Starts a program on the CPU of its side, with helpers of its own.
-    fn start(&self, lab: &Lab, side: Side, by: By, before: &[&str], program: &str) -> Result<Running> {
+    fn start(&self, lab: &Lab, side: Side, by: By, program: &str) -> Result<Running> {
         let cpu = if side == Side::A { "1" } else { "0" };
         let mut command = lab.command(side, "taskset");
-        command.args(["-c", cpu]).args(before);
+        command.args(["-c", cpu]);
         if by == By::Sdp {
             // Named explicitly, since `xwarp sdp` prefers an installed library by default.
             let library = self.programs.join("libxwarp_sdp_preload.so");
@@ -385,19 +385,22 @@ fn zero_copy(said: &str) -> Option<f64> {
     number(said, "by RDMA", "% of them")
 }
 
-/// A run of sockperf: half of a round trip in microseconds, the number of requests, and the system calls of the server's process.
+/// A run of sockperf: half of a round trip in microseconds, requests a second, and the counted system calls of the server's process.
 struct Exchange {
     time: f64,
-    requests: f64,
+    rate: f64,
     calls: f64,
     sent: f64,
 }
 
-/// Sockperf's results: half of a round trip in microseconds, and the number of requests.
+/// Sockperf's results: half of a round trip in microseconds, and requests a second.
 fn latency(said: &str) -> Option<(f64, f64)> {
     let time = number(said, "Latency is", "usec")?;
-    let requests = said.split("SentMessages=").nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some((time, requests.parse().ok()?))
+    let value = |name: &str| {
+        let value = said.split(name).nth(1)?;
+        value.split(|c: char| !c.is_ascii_digit() && c != '.').next()?.parse::<f64>().ok()
+    };
+    Some((time, value("SentMessages=")? / value("RunTime=")?))
 }
 
 /// The count of an event that perf has written.
@@ -413,8 +416,8 @@ fn setting(args: &SdpSpeedArgs) -> String {
          Written by `ci/sdp --out docs/measurements/sdp.md`. Medians, with the smallest and the largest value, of {rounds} interleaved \
          rounds of {duration} s each, between two namespaces on one machine that a veth pair joins. Each program, with all threads of \
          `libxwarp-sdp.so`, has one CPU. The same programs over kernel TCP use the same veth pair. System calls are those of \
-         the server's process, which the kernel counted in two runs, one of twice the time: the difference divided by the \
-         difference of the requests, so that the program's start and end do not count. The kernel's TCP has one to receive and one to \
+         all threads of the server's process, counted by perf for {duration} s in the middle of another run than the timed one, and \
+         divided by the number of requests at that run's rate. The kernel's TCP has one to receive and one to \
          send, more if a receive finds nothing. `sendto` is the call by which the library makes the kernel transmit frames.\n"
     )
 }
@@ -435,7 +438,7 @@ mod tests {
         assert_eq!(zero_copy("iperf3: done"), None);
         let sockperf = "sockperf: [Total Run] RunTime=2.000 sec; Warm up time=400 msec; SentMessages=1000; ReceivedMessages=999\n\
                         sockperf: Summary: Latency is 4.500 usec\n";
-        assert_eq!(latency(sockperf), Some((4.5, 1000.0)));
+        assert_eq!(latency(sockperf), Some((4.5, 500.0)));
         let counted = "# started on\n\n2048,,raw_syscalls:sys_enter,1,100.00,,\n\
                        7,,syscalls:sys_enter_sendto,1,100.00,,\n";
         assert_eq!(system_calls(counted, "raw_syscalls:sys_enter"), Some(2048.0));

@@ -120,15 +120,16 @@ impl CompletionRing {
     /// called without the ring's lock, so that it may post work.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
         let mut found = 0;
-        loop {
+        while found < max && !self.is_empty() {
             let mut batch = SmallVec::<[WorkCompletion; BATCH]>::new();
             let taken = self.take(&mut batch, BATCH.min(max - found));
-            batch.into_iter().for_each(&mut each);
+            batch.drain(..).for_each(&mut each);
             found += taken;
-            if taken < BATCH || found == max {
-                return found;
+            if taken < BATCH {
+                break;
             }
         }
+        found
     }
 
     /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.

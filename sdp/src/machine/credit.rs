@@ -205,6 +205,11 @@ impl Credits {
         self.prompts = self.prompts.saturating_add(1);
     }
 
+    /// Credit updates received since we last sent a message.
+    pub(super) fn updates_received(&self) -> u16 {
+        self.updates_received
+    }
+
     pub(super) fn last_sent(&self) -> Seq {
         self.sent
     }

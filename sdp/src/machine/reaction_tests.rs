@@ -208,3 +208,76 @@ fn a_receive_after_the_end_is_withdrawn() {
     let withdrawn: Vec<_> = std::iter::from_fn(|| link.machine.notice()).collect();
     assert_eq!(withdrawn, ids.map(|id| Notice::Withdrawn { id }));
 }
+
+/// The next actions: `None` for a message, and the number of receives otherwise.
+fn next_actions(machine: &mut Machine) -> Vec<Option<u16>> {
+    let mut out = Vec::new();
+    let actions = std::iter::from_fn(|| machine.poll(true, &mut out));
+    let known = actions.map(|action| match action {
+        Action::PostReceives { count, .. } => Some(count),
+        Action::Send { .. } => None,
+        other => panic!("{other:?}"),
+    });
+    known.collect()
+}
+
+#[test]
+fn receives_are_posted_several_at_a_time_while_credit_suffices() {
+    let mut link = Link::new();
+    for posted in [vec![], vec![Some(2)], vec![]] {
+        link.take(Message::Data, Flags::empty(), b"x");
+        assert_eq!(next_actions(&mut link.machine), posted);
+    }
+    // One is due. The receive that the peer's update uses must not wait.
+    link.take(Message::Data, Flags::empty(), b"");
+    assert_eq!(next_actions(&mut link.machine), [Some(2)]);
+    let mut link = Link::new();
+    link.take(Message::Data, Flags::empty(), b"");
+    assert_eq!(next_actions(&mut link.machine), [Some(1)]);
+    // With little credit of our own, one does not wait either.
+    let mut link = Link::new();
+    link.give(Base { bufs: 2, ..link.base() }, Message::Data, b"x", None);
+    assert_eq!(next_actions(&mut link.machine), [Some(1)]);
+}
+
+#[test]
+fn payload_does_not_wait_for_receives_that_the_peer_does_not_need() {
+    let mut link = Link::new();
+    (0..2).for_each(|_| link.take(Message::Data, Flags::empty(), b"x"));
+    link.machine.write(b"y");
+    assert_eq!(next_actions(&mut link.machine), [None, Some(2)]);
+    link.sent_one();
+
+    (0..4).for_each(|_| link.take(Message::Data, Flags::empty(), b"x"));
+    link.machine.write(b"y");
+    assert_eq!(next_actions(&mut link.machine), [Some(4), None], "half of all are used");
+    link.sent_one();
+
+    (0..2).for_each(|_| link.take(Message::Data, Flags::empty(), b"x"));
+    link.machine.write(b"y");
+    assert!(link.machine.suspend(4791));
+    let actions = next_actions(&mut link.machine);
+    assert!(matches!(actions[..], [Some(3..), None, ..]), "SuspComm needs its receives: {actions:?}");
+}
+
+#[test]
+fn actions_that_somebody_waits_for_cannot_wait() {
+    let after = |change: &dyn Fn(&mut Link)| {
+        let mut link = Link::new();
+        change(&mut link);
+        link.machine.can_wait()
+    };
+    let data = |link: &mut Link| link.take(Message::Data, Flags::empty(), b"x");
+    assert!(after(&data));
+    assert!(after(&|link| (0..3).for_each(|_| data(link))));
+    assert!(!after(&|link| (0..4).for_each(|_| data(link))), "the peer needs credit");
+    assert!(!after(&|link| _ = link.machine.write(b"x")));
+    assert!(!after(&|link| _ = link.machine.read_memory(memory(100, 1))));
+    assert!(!after(&|link| link.machine.shutdown()));
+    assert!(!after(&|link| link.machine.abort()));
+    assert!(!after(&|link| _ = link.machine.suspend(4791)));
+    assert!(!after(&|link| link.take(Message::SrcAvail(memory(100, 1)), Flags::empty(), b"x")));
+    assert!(!after(&|link| link.take(Message::Data, Flags::OOB_PEND, b"x")));
+    assert!(!after(&|link| link.take(Message::ChRcvBuf { bytes: 64 }, Flags::empty(), b"")));
+    assert!(!after(&|link| link.take(Message::DisConn, Flags::empty(), b"")));
+}

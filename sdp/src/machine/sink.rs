@@ -102,6 +102,16 @@ impl Sink {
         self.eof
     }
 
+    /// Whether nothing but bytes in the ring waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.offers.is_empty()
+            && self.wants.is_empty()
+            && self.cancel == Request::None
+            && self.cancelled.is_none()
+            && !self.eof
+            && !self.is_urgent()
+    }
+
     /// Whether advertised data waits that no receive takes.
     pub(super) fn has_offer(&self) -> bool {
         !self.offers.is_empty() && self.reading.is_none()

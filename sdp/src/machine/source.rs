@@ -17,6 +17,8 @@ pub(super) const MOST_MARKS: usize = 8;
 /// section 12 leaves the numbers to us).
 const FORCED_TO_COMBINED: u8 = 2;
 const FORCED_TO_BUFFERED: u8 = 8;
+/// Largest allocation that is kept while nothing waits to be sent, in bytes.
+const MOST_SPARE: usize = 4096;
 /// Largest number of bytes of the stream between OOB_PEND and its byte (draft section 9.5.3).
 const MOST_PENDING: u64 = 65_535;
 
@@ -62,6 +64,8 @@ pub(super) struct Payload {
 pub(super) struct Source {
     pub(super) mode: Mode,
     pub(super) segments: VecDeque<Segment>,
+    /// Empty; kept for its allocation, unless that is large.
+    spare: VecDeque<u8>,
     /// Number of copied bytes in all segments.
     copied: usize,
     adverts: VecDeque<SrcAdvert>,
@@ -89,6 +93,7 @@ impl Source {
         Self {
             mode: Mode::Combined,
             segments: VecDeque::new(),
+            spare: VecDeque::new(),
             copied: 0,
             adverts: VecDeque::new(),
             owed: 0,
@@ -128,6 +133,15 @@ impl Source {
         self.adverts.len()
     }
 
+    /// Whether there is nothing to send or to answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.segments.is_empty()
+            && self.adverts.is_empty()
+            && self.held.is_empty()
+            && self.leaving.is_none()
+            && self.cancel == Request::None
+    }
+
     pub(super) fn write(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -136,7 +150,9 @@ impl Source {
         if let Some(Segment::Bytes(last)) = self.segments.back_mut() {
             last.extend(bytes);
         } else {
-            self.segments.push_back(Segment::Bytes(bytes.iter().copied().collect()));
+            let mut segment = std::mem::take(&mut self.spare);
+            segment.extend(bytes);
+            self.segments.push_back(Segment::Bytes(segment));
         }
     }
 
@@ -173,6 +189,9 @@ impl Source {
                 bytes.drain(..bytes.len().min(n as usize));
                 self.copied = self.copied.saturating_sub(n as usize);
                 if bytes.is_empty() {
+                    if bytes.capacity() <= MOST_SPARE {
+                        self.spare = std::mem::take(bytes);
+                    }
                     self.segments.pop_front();
                 }
             }

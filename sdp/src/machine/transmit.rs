@@ -12,12 +12,14 @@ use crate::wire::{BASE_BYTES, Base, Flags, Half, MOST_HEADER_BYTES, Message, Mod
 
 /// Number of waiting control messages above which no receives are posted until they are sent.
 const MOST_CONTROL: usize = 64;
+/// Receives are posted when this part of all is due. A credit update needs twice as many that the peer does not know of.
+const POST_PART: u16 = 4;
 /// Bytes of a SrcAvail's header.
 const SRC_AVAIL_BYTES: u32 = BASE_BYTES as u32 + 16;
 
 impl Machine {
     /// Number of receives to post now: two more than the ring has room for, since the peer leaves two for messages
-    /// without payload.
+    /// without payload. While the peer has enough of them, several are posted at a time.
     fn receives_due(&self) -> u16 {
         if self.control.len() >= MOST_CONTROL {
             return 0;
@@ -26,7 +28,10 @@ impl Machine {
         let room = room / self.resize.post_bytes().max(1) as usize;
         let most = usize::from(self.config.buffers).min(room + usize::from(LEAST_BUFFERS) - 1) as u16;
         let most = most + if self.suspend.prepares() { FAREWELL_RECEIVES } else { 0 };
-        most.saturating_sub(self.credits.posted - self.resize.old_left.min(self.credits.posted))
+        let posted = self.credits.posted - self.resize.old_left.min(self.credits.posted);
+        let due = most.saturating_sub(posted);
+        let few = due < self.config.buffers / POST_PART;
+        if few && self.receives_can_wait() { 0 } else { due }
     }
 
     /// The next action; `out` is cleared, then gets the bytes of a message. With `can_send` false only receives are
@@ -40,14 +45,48 @@ impl Machine {
         if self.suspend.is_silent() {
             return if can_send { self.poll_silent(out) } else { None };
         }
-        let count = self.receives_due();
-        if count > 0 && self.phase == Phase::Open {
-            self.credits.posted += count;
-            return Some(Action::PostReceives { count, bytes: self.resize.post_bytes() });
-        }
-        if !can_send || self.phase != Phase::Open {
+        if self.phase != Phase::Open {
             return None;
         }
+        // Payload does not wait for receives that the peer does not miss yet.
+        let after_payload = can_send && self.source.has_payload() && self.receives_can_wait();
+        if !after_payload && let Some(action) = self.poll_receives() {
+            return Some(action);
+        }
+        let action = if can_send { self.poll_open(out) } else { None };
+        if action.is_none() && after_payload { self.poll_receives() } else { action }
+    }
+
+    /// Whether receives can be posted later: both ends can send payload for some time without new credit, and no message that
+    /// waits depends on them. Receives that updates of the peer have used are posted before the next message; otherwise they would
+    /// seem to earn the peer credit later.
+    fn receives_can_wait(&self) -> bool {
+        let credits = &self.credits;
+        credits.posted > LEAST_BUFFERS.max(self.config.buffers / 2)
+            && credits.updates_received() == 0
+            && credits.allows(Need::Payload)
+            && self.control.is_empty()
+            && self.suspend.is_open()
+    }
+
+    /// Whether the next actions can wait for the program's next call: nothing is to be sent, and the peer does not need the receives
+    /// that are due.
+    pub fn can_wait(&self) -> bool {
+        self.phase == Phase::Open
+            && self.receives_can_wait()
+            && self.notices.is_empty()
+            && self.source.is_idle()
+            && self.sink.is_idle()
+            && !self.closing
+    }
+
+    fn poll_receives(&mut self) -> Option<Action> {
+        let count = self.receives_due();
+        self.credits.posted += count;
+        (count > 0).then(|| Action::PostReceives { count, bytes: self.resize.post_bytes() })
+    }
+
+    fn poll_open(&mut self, out: &mut Vec<u8>) -> Option<Action> {
         if let Some(action) = self.poll_control(out) {
             return Some(action);
         }
@@ -65,7 +104,7 @@ impl Machine {
             self.source.close();
             self.disconnected = seeded(Mistake::FirstCloserWaits) && !self.sink.has_eof();
             self.control.push_back(Message::DisConn.into());
-            return self.poll(can_send, out);
+            return self.poll_open(out);
         }
         if self.disconn_sent && self.sink.has_eof() && self.control.is_empty() {
             // Both directions are closed: either end may end the stream below (decision 19).
@@ -150,9 +189,13 @@ impl Machine {
         }
         if self.credits.allows(Need::Payload) {
             let room = self.message_bytes().saturating_sub(BASE_BYTES as u32);
-            // The payload is written first and the header in front of it, since the flags depend on what is taken.
-            let payload = self.source.take_data(room, out, &mut self.notices)?;
-            return Some(self.send(Message::Data, payload, None, out));
+            // The payload is written before its header, whose flags depend on what is taken.
+            out.resize(BASE_BYTES, 0);
+            let payload = self.source.take_data(room, out, &mut self.notices);
+            if payload.is_none() {
+                out.clear();
+            }
+            return Some(self.send(Message::Data, payload?, None, out));
         }
         None
     }
@@ -164,6 +207,7 @@ impl Machine {
             return Payload::default();
         }
         let room = self.message_bytes().saturating_sub(MOST_HEADER_BYTES as u32);
+        out.resize(MOST_HEADER_BYTES, 0);
         self.source.take_command(room, out, &mut self.notices).unwrap_or_default()
     }
 
@@ -187,7 +231,7 @@ impl Machine {
         Some(self.send(Message::Data, Payload { flags, ..Payload::default() }, None, out))
     }
 
-    /// Completes a message: `out` holds the copied payload, and gets the header in front of it.
+    /// Completes a message: `out` is empty, or has copied payload behind room for the header.
     pub(super) fn send(
         &mut self,
         message: Message,
@@ -198,9 +242,11 @@ impl Machine {
         let Payload { flags, memory, len } = payload;
         let is_update = message == Message::Data && len == 0 && !flags.contains(Flags::OOB_PEND);
         let base = self.credits.stamp(flags, is_update);
-        let copied = out.len();
-        message.emit(base, len, out);
-        out.rotate_left(copied);
+        if out.is_empty() {
+            message.emit(base, len, out);
+        } else {
+            message.emit_before(base, len, out);
+        }
         if len > 0 {
             self.resize.sent_payload(message.header_bytes() as u32 + len, &mut self.control);
         }

@@ -75,6 +75,8 @@ pub(crate) struct State {
     pub(crate) polled: Option<u64>,
     /// The service checks periodically whether the connection is polled.
     pub(super) looked_at: bool,
+    /// The machine's actions wait for the next call, or the service's next check.
+    pub(crate) deferred: bool,
     /// Number of waiting threads, by event.
     pub(super) waiting: [usize; 3],
     /// A transfer of memory has ended since threads were last woken.
@@ -113,6 +115,7 @@ impl State {
             polls: 0,
             polled: None,
             looked_at: false,
+            deferred: false,
             waiting: [0; 3],
             transferred: false,
             watched: false,
@@ -158,6 +161,16 @@ impl State {
         self.machine.is_all_sent() && self.link.as_ref().is_some_and(|link| !link.slots.free.is_empty())
     }
 
+    /// Whether the machine's actions can wait for the next call of the caller that polls: nobody else waits for them.
+    pub(crate) fn can_wait(&self) -> bool {
+        self.looked_at
+            && self.is_polled()
+            && self.waiting == [0; 3]
+            && !self.watched
+            && self.tasks.is_empty()
+            && self.machine.can_wait()
+    }
+
     /// Whether a caller polls the connection.
     pub(crate) fn is_polled(&self) -> bool {
         self.polled.is_some()
@@ -179,11 +192,10 @@ impl State {
     pub(crate) fn poll_completions(&mut self, core: &Core) -> bool {
         let mut found = std::mem::take(&mut self.completions);
         if let Some(link) = &self.link {
-            let most = link.cq.capacity();
             if self.polled.is_some() {
-                link.cq.poll(&mut found, most);
+                link.cq.poll(&mut found, usize::MAX);
             } else {
-                link.cq.poll_armed(&mut found, most);
+                link.cq.poll_armed(&mut found, usize::MAX);
             }
         }
         let any = !found.is_empty();

@@ -56,7 +56,8 @@ fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Rea
             n => Read::Done(n),
         };
     }
-    direct.attempts.fetch_add(1, Ordering::Relaxed);
+    // Written under the lock only, so no bus lock is needed.
+    direct.attempts.store(direct.attempts.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     let Some((first, rest)) = pieces.split_first_mut() else { return Read::Kernel };
     // A program that polls by non-blocking calls runs the device in them.
     let outcome = if direct.is_polled() {
@@ -73,7 +74,9 @@ fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Rea
         return Read::Kernel;
     }
     if flags & libc::MSG_DONTWAIT != 0 || !found.waits(fd) {
-        let empty = direct.empty.fetch_add(1, Ordering::Relaxed) + 1;
+        // A reset by another thread that is lost here does not matter.
+        let empty = direct.empty.load(Ordering::Relaxed).saturating_add(1);
+        direct.empty.store(empty, Ordering::Relaxed);
         // The program continues to poll, and the relay checks this.
         if empty >= POLLS || direct.is_polled() {
             direct.polling.store(true, Ordering::Relaxed);
