@@ -49,7 +49,7 @@ const CONTINUED: u32 = 1 << 0;
 
 /// Descriptors moved by one ring operation.
 const BATCH: usize = 64;
-/// Number of bytes of a received chunk that are prefetched: headers and a short message. The processor recognizes longer reads.
+/// Bytes of a received chunk that are prefetched: headers and a short message. The processor itself prefetches longer reads.
 const PREFETCHED_BYTES: usize = 256;
 
 /// Frame memory, the frame table, and the rings of every queue.

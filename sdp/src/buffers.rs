@@ -8,8 +8,8 @@ use xwarp_verbs::{
 /// Largest number of messages in the send queue.
 pub(crate) const SEND_SLOTS: usize = 16;
 
-/// Largest number of receives that one call posts.
-const AT_A_TIME: usize = 8;
+/// Number of receives that are posted at a time without a list on the heap.
+const USUAL: usize = 8;
 
 /// The buffer of a completion, encoded in its `wr_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,21 +88,16 @@ impl Receives {
         count: u16,
         bytes: u32,
     ) -> Result<(), PostError> {
-        let mut pieces = SmallVec::<[(u64, [Sge; 1]); AT_A_TIME]>::new();
+        let mut pieces = SmallVec::<[(u64, [Sge; 1]); USUAL]>::new();
         for left in (1..=usize::from(count)).rev() {
             let Some((block, slot)) = self.take(pd, left, bytes) else { return Err(PostError::Unknown) };
             let Some(Some(Block { region, .. })) = self.blocks.get(block) else { continue };
             let piece = region.sge(slot * bytes as usize, bytes as usize);
             pieces.push((Work::Receive(block, slot).wr_id(), [piece]));
-            if pieces.len() == AT_A_TIME || left == 1 {
-                let requests = pieces.iter().map(|(wr_id, piece)| RecvRequest::new(*wr_id, piece));
-                let requests = requests.collect::<SmallVec<[_; AT_A_TIME]>>();
-                qp.post_recv_list(&requests).map_err(|error| error.source)?;
-                drop(requests);
-                pieces.clear();
-            }
         }
-        Ok(())
+        let requests: SmallVec<[_; USUAL]> =
+            pieces.iter().map(|(wr_id, piece)| RecvRequest::new(*wr_id, piece)).collect();
+        qp.post_recv_list(&requests).map_err(|error| error.source)
     }
 
     /// A free slot; allocates a block of `count` slots when there is none of this size.

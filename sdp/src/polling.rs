@@ -51,8 +51,8 @@ impl SdpStream {
             let found = polls && self.socket().poll(&mut state);
             let left = state.machine.has_offer() || state.machine.oob_is_next();
             let outcome = if left { None } else { self.read_step(&mut state, out, false) };
-            // Most polls find nothing. Nothing is to be done then: who changes the machine executes its actions, or leaves them
-            // to this call. A caller that polls and has got data will soon write or read again.
+            // A poll that finds nothing has nothing to execute: every change of the machine is followed by its actions, unless
+            // an earlier call has deferred them. A caller that polls and has got data will soon write or read again.
             if matches!(outcome, Some(Ok(1..))) && state.can_wait() {
                 state.deferred = true;
             } else if found || state.deferred {

@@ -393,24 +393,30 @@ impl Message {
         Ok((base, message, payload))
     }
 
-    /// Appends the header of this message, for `payload` bytes that follow it, to `out`.
-    pub fn emit(&self, base: Base, payload: u32, out: &mut Vec<u8>) {
+    /// Appends the header of this message, for `payload` bytes that follow it, to `out`; returns its length.
+    pub fn emit(&self, base: Base, payload: u32, out: &mut Vec<u8>) -> usize {
         let at = out.len();
-        out.resize(at + self.header_bytes(), 0);
-        self.emit_before(base, payload, out.get_mut(at..).unwrap_or_default());
+        out.resize(at + MOST_HEADER_BYTES, 0);
+        let len = self.emit_before(base, payload, out.get_mut(at..).unwrap_or_default());
+        out.truncate(at + len);
+        len
     }
 
-    /// Writes the header of this message, for `payload` bytes that follow it, to the beginning of `out`, which has room for it.
-    pub(crate) fn emit_before(&self, base: Base, payload: u32, out: &mut [u8]) {
-        let bytes = self.header_bytes();
-        let Some((room, extended)) = out.split_first_chunk_mut::<BASE_BYTES>() else { return };
-        let mut header = Header(room);
+    /// Writes the header of this message, for `payload` bytes that follow it, to the beginning of `out`, which has room for it;
+    /// returns its length.
+    pub(crate) fn emit_before(&self, base: Base, payload: u32, out: &mut [u8]) -> usize {
+        let room = out.len();
+        let Some((fields, extended)) = out.split_first_chunk_mut::<BASE_BYTES>() else { return 0 };
+        let mut extended = Header(extended);
+        self.put_extended(&mut extended);
+        let len = room - extended.0.len();
+        let mut header = Header(fields);
         header.put(&[self.mid(), base.flags.bits()]);
         header.put(&base.bufs.to_be_bytes());
-        for field in [bytes as u32 + payload, base.mseq.0, base.mseq_ack.0] {
+        for field in [len as u32 + payload, base.mseq.0, base.mseq_ack.0] {
             header.put(&field.to_be_bytes());
         }
-        self.put_extended(&mut Header(extended));
+        len
     }
 
     fn put_extended(&self, header: &mut Header<'_>) {
@@ -509,30 +515,6 @@ impl Message {
             | Self::SinkAvail { .. }
             | Self::SrcAvail(_) => false,
         }
-    }
-
-    /// Bytes of base and extended header.
-    pub fn header_bytes(&self) -> usize {
-        BASE_BYTES
-            + match self {
-                Self::Hello(_) | Self::SrcAvail(_) => 16,
-                Self::HelloAck(_) => 12,
-                Self::SinkAvail { .. } => 20,
-                Self::SuspComm { .. } => 8,
-                Self::RdmaWrCompl { .. }
-                | Self::RdmaRdCompl { .. }
-                | Self::ChRcvBuf { .. }
-                | Self::ChRcvBufAck { .. }
-                | Self::ModeChange { .. } => 4,
-                Self::DisConn
-                | Self::AbortConn
-                | Self::SendSm
-                | Self::SrcAvailCancel
-                | Self::SinkAvailCancel
-                | Self::SinkCancelAck
-                | Self::SuspCommAck
-                | Self::Data => 0,
-            }
     }
 }
 

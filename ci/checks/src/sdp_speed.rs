@@ -25,14 +25,14 @@ use crate::{
 
 /// Time allowed beyond the duration of a measurement.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// How much longer runs are in which system calls are counted, in seconds, and the time before the count. The client sends its
-/// first request more than two seconds after its start.
+/// Additional duration of the runs in which system calls are counted, in seconds.
 const COUNT_MARGIN: u32 = 4;
+/// Time from the start of the client to the count. The client sends its first request after more than two seconds.
 const BEFORE_COUNT: Duration = Duration::from_secs(3);
 /// Requests a second of clients that let both ends sleep between them.
 const FEW: f64 = 500.0;
-/// Largest number of system calls a request that is none for a request: threads that check from time to time whether the program
-/// still polls make some hundred in a second, at any rate of requests.
+/// A rate below this counts as no system call for a request: threads that check whether the program still polls make some hundred
+/// calls a second, whatever the number of requests.
 const NONE_A_REQUEST: f64 = 0.02;
 /// MTUs of the wire.
 const MTUS: [u32; 3] = [1500, 9000, 65535];

@@ -49,8 +49,7 @@ impl Mapping {
         self.len
     }
 
-    /// Asks the processor to load the cache lines of `len` bytes at `offset`, all at once: the CPU of the kernel's other end has
-    /// written them.
+    /// Prefetches the cache lines of `len` bytes at `offset`, all at once: another CPU may have written them.
     #[inline]
     pub(super) fn prefetch(&self, offset: usize, len: usize) {
         #[cfg(target_arch = "x86_64")]

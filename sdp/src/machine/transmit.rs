@@ -12,7 +12,8 @@ use crate::wire::{BASE_BYTES, Base, Flags, Half, MOST_HEADER_BYTES, Message, Mod
 
 /// Number of waiting control messages above which no receives are posted until they are sent.
 const MOST_CONTROL: usize = 64;
-/// Receives are posted when this part of all is due. A credit update needs twice as many that the peer does not know of.
+/// While receives can wait, they are posted when one in this many is due. A credit update needs twice as many that the peer does
+/// not know of.
 const POST_PART: u16 = 4;
 /// Bytes of a SrcAvail's header.
 const SRC_AVAIL_BYTES: u32 = BASE_BYTES as u32 + 16;
@@ -48,7 +49,7 @@ impl Machine {
         if self.phase != Phase::Open {
             return None;
         }
-        // Payload does not wait for receives that the peer does not miss yet.
+        // Payload does not wait for receives that the peer does not need yet.
         let after_payload = can_send && self.source.has_payload() && self.receives_can_wait();
         if !after_payload && let Some(action) = self.poll_receives() {
             return Some(action);
@@ -69,8 +70,8 @@ impl Machine {
             && self.suspend.is_open()
     }
 
-    /// Whether the next actions can wait for the program's next call: nothing is to be sent, and the peer does not need the receives
-    /// that are due.
+    /// Whether the next actions can wait for the program's next call: there is nothing to send, and the peer does not need the
+    /// receives that are due.
     pub fn can_wait(&self) -> bool {
         self.phase == Phase::Open
             && self.receives_can_wait()
@@ -191,11 +192,11 @@ impl Machine {
             let room = self.message_bytes().saturating_sub(BASE_BYTES as u32);
             // The payload is written before its header, whose flags depend on what is taken.
             out.resize(BASE_BYTES, 0);
-            let payload = self.source.take_data(room, out, &mut self.notices);
-            if payload.is_none() {
+            let Some(payload) = self.source.take_data(room, out, &mut self.notices) else {
                 out.clear();
-            }
-            return Some(self.send(Message::Data, payload?, None, out));
+                return None;
+            };
+            return Some(self.send(Message::Data, payload, None, out));
         }
         None
     }
@@ -242,13 +243,10 @@ impl Machine {
         let Payload { flags, memory, len } = payload;
         let is_update = message == Message::Data && len == 0 && !flags.contains(Flags::OOB_PEND);
         let base = self.credits.stamp(flags, is_update);
-        if out.is_empty() {
-            message.emit(base, len, out);
-        } else {
-            message.emit_before(base, len, out);
-        }
+        let header =
+            if out.is_empty() { message.emit(base, len, out) } else { message.emit_before(base, len, out) };
         if len > 0 {
-            self.resize.sent_payload(message.header_bytes() as u32 + len, &mut self.control);
+            self.resize.sent_payload(header as u32 + len, &mut self.control);
         }
         Action::Send { memory, solicited: message.is_solicited(flags), invalidate }
     }

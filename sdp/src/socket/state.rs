@@ -192,6 +192,7 @@ impl State {
     pub(crate) fn poll_completions(&mut self, core: &Core) -> bool {
         let mut found = std::mem::take(&mut self.completions);
         if let Some(link) = &self.link {
+            // Posted work bounds their number: none is posted before all are handled.
             if self.polled.is_some() {
                 link.cq.poll(&mut found, usize::MAX);
             } else {

@@ -11,8 +11,8 @@ fn hex(text: &str) -> Vec<u8> {
 
 fn emitted(base: Base, message: Message, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    message.emit(base, payload.len() as u32, &mut bytes);
-    assert_eq!(bytes.len(), message.header_bytes());
+    let header = message.emit(base, payload.len() as u32, &mut bytes);
+    assert_eq!(bytes.len(), header);
     bytes.extend(payload);
     bytes
 }
