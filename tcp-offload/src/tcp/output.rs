@@ -233,6 +233,11 @@ impl Connection {
         }
         let Some(reason) = self.due.abort else { return Ok(()) };
         if !matches!(self.stage, Stage::SynSent(..) | Stage::TimeWait(..) | Stage::Closed(_)) {
+            // A reset acknowledges nothing, and the upper layer may have used what it received: without this ACK, the
+            // peer would report its last messages as lost.
+            if self.last_ack_sent != self.rx.next_seq() {
+                self.transmit_ack(turn)?;
+            }
             let seq = self.tx.bare_seq();
             let fields = self.fields(turn.now, seq, Flags { rst: true, ..Flags::default() });
             self.bare(turn, &fields)?;

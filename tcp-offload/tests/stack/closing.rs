@@ -98,6 +98,37 @@ fn connected(lab: &mut Lab) -> (ConnId, ConnId) {
     (conn, lab.server.upper.established[0])
 }
 
+/// An application may abort a connection as soon as it has received the last message. The peer's message has arrived,
+/// so it must not be reported as lost.
+#[test]
+fn received_data_is_acknowledged_before_a_reset() {
+    for bytes in [0, 1000] {
+        let mut lab = Lab::new(TcpConfig::default(), 8);
+        let (conn, server) = connected(&mut lab);
+        lab.client.send(conn, bytes);
+        lab.client.turn(lab.now);
+        lab.now += Duration::from_millis(1);
+        lab.wire.advance(lab.now);
+        for (frame, _) in arrived(&mut lab.server.link) {
+            lab.server.stack.receive(lab.now, &mut lab.server.link, frame, &mut lab.server.upper);
+        }
+        assert_eq!(lab.server.upper.delivered, 100 + bytes as u64);
+        lab.server.stack.abort(server);
+        lab.server.turn(lab.now);
+        lab.now += Duration::from_millis(1);
+        lab.wire.advance(lab.now);
+        let (frames, segments): (Vec<_>, Vec<_>) = arrived(&mut lab.client.link).into_iter().unzip();
+        let (reset, acks) = segments.split_last().unwrap();
+        assert!(reset.flags.rst, "{segments:?}");
+        assert_eq!(acks.len(), usize::from(bytes > 0), "{segments:?}");
+        assert!(acks.iter().all(|segment| !segment.flags.rst && segment.ack == reset.ack));
+        for frame in frames {
+            lab.client.stack.receive(lab.now, &mut lab.client.link, frame, &mut lab.client.upper);
+        }
+        assert_eq!(lab.client.upper.closed.get(&conn.index), Some(&CloseReason::Reset));
+    }
+}
+
 /// In FIN-WAIT-2 one batch brings the peer's FIN, the data before it, and the SYN of a new incarnation.
 #[test]
 fn the_end_of_a_connection_is_reported_before_a_newer_syn_replaces_it() {
