@@ -101,8 +101,8 @@ impl Interface {
 
     /// Opens the interface with this name or IP address for `count` owners in this process, of which each has every
     /// `count`-th queue, with sockets and frame memory of its own. Each owner may be used by another thread. Several
-    /// owners may steer the same listening port; the owner of the queue on which a SYN arrives receives it. Frames of a
-    /// flow that arrive on a queue of another owner are handed over: see
+    /// owners may steer the same listening port; the owner of the queue on which a SYN arrives receives it, if it is one of
+    /// them. Frames of a flow that arrive on a queue of another owner are handed over: see
     /// [`Link::hand_over`](xwarp_tcp::link::Link::hand_over).
     ///
     /// # Errors

@@ -68,9 +68,16 @@ impl Rules {
         last
     }
 
-    /// The owner of a flow.
-    fn owner(&self, flow: &Flow) -> Option<u16> {
-        self.0.get(&Steer::Flow(*flow))?.first().copied()
+    /// The owner other than `asking` to which frames of `flow` must go: that of the flow, or one that listens at the
+    /// flow's local address while `asking` does not. Owners begin to listen one after another, but the program steers
+    /// SYNs of all queues as soon as the first one listens.
+    fn elsewhere(&self, flow: &Flow, asking: u16) -> Option<u16> {
+        let has = |rule| self.0.get(&rule).map(SmallVec::as_slice);
+        let (addr, port) = (flow.local.ip(), flow.local.port());
+        let owners = has(Steer::Flow(*flow))
+            .or_else(|| has(Steer::Listener { addr: Some(addr), port }))
+            .or_else(|| has(Steer::Listener { addr: None, port }))?;
+        if owners.contains(&asking) { None } else { owners.first().copied() }
     }
 
     fn of(&self, owner: u16) -> Vec<Steer> {
@@ -126,7 +133,7 @@ impl Lease {
 
     /// The other owner to which frames of `flow` must be handed over, if there is one.
     pub(crate) fn owner_elsewhere(&self, flow: &Flow) -> Option<u16> {
-        self.rules()?.owner(flow).filter(|owner| *owner != self.number)
+        self.rules()?.elsewhere(flow, self.number)
     }
 
     /// Gives `frame` of `flow` to another owner; returns whether no frame had to be dropped for lack of room.
@@ -181,7 +188,8 @@ mod tests {
         let (first, listener) = (Steer::Flow(flow(1)), Steer::Listener { addr: None, port: 9 });
         rules.add(first, 0);
         assert_eq!((rules.admits(first, 0), rules.admits(first, 1)), (true, false));
-        assert_eq!((rules.owner(&flow(1)), rules.owner(&flow(2))), (Some(0), None));
+        assert_eq!((rules.elsewhere(&flow(1), 1), rules.elsewhere(&flow(1), 0)), (Some(0), None));
+        assert_eq!(rules.elsewhere(&flow(2), 1), None);
         for owner in [0, 1, 1] {
             assert!(rules.admits(listener, owner));
             rules.add(listener, owner);
@@ -192,5 +200,22 @@ mod tests {
         assert!(rules.remove(listener, 1));
         assert!(rules.remove(first, 0));
         assert!(rules.0.is_empty());
+    }
+
+    /// The most specific rule decides, as in the stack.
+    #[test]
+    fn a_syn_goes_to_an_owner_that_listens() {
+        let mut rules = Rules::default();
+        let port = flow(1).local.port();
+        let (any, here) =
+            (Steer::Listener { addr: None, port }, Steer::Listener { addr: Some(flow(1).local.ip()), port });
+        rules.add(any, 1);
+        assert_eq!([0, 1, 2].map(|asking| rules.elsewhere(&flow(1), asking)), [Some(1), None, Some(1)]);
+        rules.add(here, 2);
+        assert_eq!([0, 1, 2].map(|asking| rules.elsewhere(&flow(1), asking)), [Some(2), Some(2), None]);
+        rules.remove(here, 2);
+        rules.add(any, 0);
+        assert_eq!([0, 1, 2].map(|asking| rules.elsewhere(&flow(1), asking)), [None, None, Some(1)]);
+        assert_eq!(rules.elsewhere(&Flow { local: flow(2).local, ..flow(1) }, 2), None, "another port");
     }
 }

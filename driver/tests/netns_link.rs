@@ -278,6 +278,31 @@ fn netns_queues_take_turns() {
     assert_eq!(order, [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]);
 }
 
+/// Of two owners of an interface only one listens yet: it also gets the SYNs that arrive on the other one's queue.
+#[test]
+fn netns_a_syn_is_handed_over_to_the_owner_that_listens() {
+    let lab = Lab::with(1500, 2);
+    let mut a = lab.open(Side::A);
+    let owners = lab.run(Side::B, || Interface::open_several(DEV, 2, &DriverConfig::default())).unwrap();
+    let [mut first, mut second] = <[Interface; 2]>::try_from(owners).unwrap();
+    let flow = Flow { local: at(B4, 5000), remote: at(A4, 4000) };
+    let syn = Frame::tcp(a.attributes().mac, first.attributes().mac, flow.remote, flow.local).syn().build();
+    let listener = Steer::Listener { addr: None, port: flow.local.port() };
+    second.steer(listener).unwrap();
+    send_bytes(&mut a, 0, &syn);
+    let got = receive_one(&mut first);
+    assert!(first.hand_over(&got, &flow));
+    first.recycle(got);
+    assert_eq!(receive_bytes(&mut second), syn);
+
+    first.steer(listener).unwrap();
+    send_bytes(&mut a, 0, &syn);
+    let got = receive_one(&mut first);
+    assert!(!first.hand_over(&got, &flow), "it listens itself");
+    first.recycle(got);
+    assert_eq!(second.counters().handed_in, 1);
+}
+
 /// Only the active queues get a socket: two were made, one is in use.
 #[test]
 fn netns_inactive_queues_are_left_alone() {

@@ -474,9 +474,9 @@ pub trait Link: Send {
     /// Removes a steering rule; unknown rules are ignored.
     fn unsteer(&mut self, rule: Steer);
 
-    /// Hands a received frame of `flow` over to another engine of the interface, if that one has steered the flow;
-    /// returns whether it has. The caller recycles the frame in any case. A link with one engine never hands frames
-    /// over.
+    /// Hands a received frame of `flow` over to another engine of the interface, if that one has steered the flow, or
+    /// has steered a listener for it and this engine has not; returns whether it has. The caller recycles the frame in
+    /// any case. A link with one engine never hands frames over.
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
         let _ = (frame, flow);
         false
