@@ -1,6 +1,7 @@
 //! The distribution's RDMA programs in a lab, under `xwarp run`.
 
 use std::{
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -88,6 +89,20 @@ pub fn pair(lab: &Lab, server: &str, client: &str) -> Result<[String; 2]> {
 /// Runs a client on side A to its successful end, and returns its output.
 pub fn connect(lab: &Lab, server: &mut Running, client: &str) -> Result<String> {
     connect_by(server, client, || start(lab, Side::A, client))
+}
+
+/// Waits until a server on side B listens at `address`; the kernel of side A asks, by a connection without an MPA Request, of
+/// which the server learns nothing. Needed for a client of several connections: when the server begins to listen between the
+/// first and the last of them, it accepts some and waits for the others.
+pub fn await_listener(lab: &Lab, address: SocketAddr) -> Result<()> {
+    let begin = Instant::now();
+    lab.within(Side::A, || {
+        while let Err(error) = TcpStream::connect_timeout(&address, LISTENS_WITHIN) {
+            ensure!(begin.elapsed() < LISTENS_WITHIN, "nobody listens at {address}: {error}");
+            std::thread::sleep(RETRY);
+        }
+        Ok(())
+    })?
 }
 
 /// Runs the client that `start` starts to its successful end, and returns its output. Programs do not report when they

@@ -5,9 +5,12 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    unmodified::{LIMIT, compiled, connect, connect_by, pair, run, start, start_with},
+    unmodified::{LIMIT, await_listener, compiled, connect, connect_by, pair, run, start, start_with},
     vm::built,
 };
+
+/// Port of `ucmatose` and `cmtime`.
+const PORT: u16 = 7471;
 
 fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
@@ -60,15 +63,16 @@ fn netns_compat_librdmacms_own_examples_run() {
         ("rdma_server".to_owned(), format!("rdma_client -s {address}")),
         ("rdma_xserver".to_owned(), format!("rdma_xclient -s {address}")),
         (format!("ucmatose -b {address}"), format!("ucmatose -s {address}")),
-        (
-            format!("ucmatose -b {address} -c 4 -C 50 -S 4096"),
-            format!("ucmatose -s {address} -c 4 -C 50 -S 4096"),
-        ),
     ] {
         pair(&lab, &server, &client).unwrap();
     }
+    let mut server = start(&lab, Side::B, &format!("ucmatose -b {address} -c 4 -C 50 -S 4096")).unwrap();
+    await_listener(&lab, (address, PORT).into()).unwrap();
+    connect(&lab, &mut server, &format!("ucmatose -s {address} -c 4 -C 50 -S 4096")).unwrap();
+    server.finish(LIMIT).unwrap();
     // Its server runs until it is stopped.
     let mut server = start(&lab, Side::B, &format!("cmtime -b {address} -c 20")).unwrap();
+    await_listener(&lab, (address, PORT).into()).unwrap();
     let said = connect(&lab, &mut server, &format!("cmtime -s {address} -c 20")).unwrap();
     assert!(said.contains("disconnect"), "{said}");
 }
@@ -97,6 +101,9 @@ fn netns_compat_programs_run_on_several_engines() {
         ),
     ] {
         let mut served = start_with(&lab, Side::B, &two, &server).unwrap();
+        if server.starts_with("ucmatose") {
+            await_listener(&lab, (address, PORT).into()).unwrap();
+        }
         connect_by(&mut served, &client, || start_with(&lab, Side::A, &two, &client)).unwrap();
         if server.starts_with("rping") {
             // This server runs until it is stopped.
