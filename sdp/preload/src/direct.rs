@@ -38,7 +38,7 @@ use xwarp_sdp::SdpStream;
 pub use self::reads::{read_in_kernel, receive};
 use crate::{
     incoming::Incoming,
-    locks::{lock, try_lock, try_lock_awhile},
+    locks::{ReadLock, lock, try_lock, try_lock_awhile},
     loopback::Loopback,
     outgoing::{ADVERTISED_BYTES, Outgoing},
     process::Process,
@@ -57,7 +57,7 @@ pub struct Direct {
     /// Held by the relay from taking bytes off the leg until the stream has them, and by a direct write.
     pub outgoing: Mutex<Outgoing>,
     /// Held by the relay from taking bytes off the stream until the kernel has them, and by a direct read.
-    pub receiving: Mutex<()>,
+    pub receiving: ReadLock,
     /// A long piece for reads of the program.
     pub incoming: Incoming,
     /// Bytes that the relay has forwarded to the kernel, and bytes that the program's calls have read from the kernel.
@@ -278,7 +278,7 @@ pub fn bring_to_kernel(fd: RawFd) {
         && let Some(_inside) = Inside::enter()
     {
         found.joined.direct.incoming.leave_to_kernel(found.joined.kernel());
-        found.joined.direct.bring_to_kernel(&found.joined);
+        found.joined.direct.bring_to_kernel(&found.joined, fd);
         found.joined.direct.leave_to_kernel();
     }
 }
@@ -429,8 +429,8 @@ impl Direct {
 
     /// Gives the kernel what is in the stream: a read that has taken a part of it may be followed by a call that does not wait for the
     /// rest, and that the kernel serves.
-    fn bring_to_kernel(&self, joined: &Joined) {
-        if let Some(_receiving) = try_lock_awhile(&self.receiving)
+    fn bring_to_kernel(&self, joined: &Joined, fd: RawFd) {
+        if let Some(_reading) = self.receiving.read(|| sys::has_bytes(fd))
             && !self.incoming.is_left()
         {
             joined.kernel().bring(&joined.stream);

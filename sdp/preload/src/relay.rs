@@ -484,7 +484,7 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
             // A program that polls must not wake this thread for each message.
             stream.wait_readable_or(|| direct.is_polled())?;
         }
-        let _receiving = lock(&direct.receiving);
+        let _receiving = direct.receiving.relay(len < ADVERTISED_BYTES);
         // A direct read may have been faster.
         if direct.is_polled() || (len < ADVERTISED_BYTES && !stream.is_readable()) {
             continue;

@@ -12,7 +12,7 @@ use libc::{
     c_int, c_long, c_void, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
 };
 use rustix::{
-    io::Errno,
+    io::{Errno, ioctl_fionread},
     net::{SendFlags, sockopt},
 };
 use xwarp_verbs::Memory;
@@ -84,6 +84,11 @@ pub fn address_of(call: Naming, fd: RawFd) -> Option<SocketAddr> {
         }
         read_address(address, len)
     }
+}
+
+/// Whether a read of the kernel's socket finds bytes.
+pub fn has_bytes(fd: RawFd) -> bool {
+    borrow(fd).is_some_and(|fd| ioctl_fionread(fd).is_ok_and(|waiting| waiting > 0))
 }
 
 /// Bytes that were written to a TCP socket and that its peer has not acknowledged (`SIOCOUTQ`).

@@ -13,7 +13,6 @@ use xwarp_verbs::Slept;
 
 use super::{BYTES, Direct, Found, Inside, find};
 use crate::{
-    locks::{try_lock, try_lock_awhile},
     outgoing::ADVERTISED_BYTES,
     relay::Joined,
     signals::{self, Handlers},
@@ -46,7 +45,7 @@ enum Read {
 fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Read {
     let joined = &*found.joined;
     let direct = &joined.direct;
-    let Some(_receiving) = try_lock(&direct.receiving) else { return Read::Kernel };
+    let Some(_reading) = direct.receiving.read(|| sys::has_bytes(fd)) else { return Read::Kernel };
     if !direct.reads_stream() {
         return Read::Kernel;
     }
@@ -138,7 +137,7 @@ impl Direct {
         let mut begins = true;
         loop {
             {
-                let Some(_receiving) = try_lock_awhile(&self.receiving) else { return Read::Waits(begin) };
+                let Some(_reading) = self.receiving.read_awhile() else { return Read::Waits(begin) };
                 let Some((first, rest)) = pieces.split_first_mut() else { return Read::Kernel };
                 if ends() || !self.reads_stream() || self.incoming.is_left() {
                     return Read::Waits(begin);
@@ -260,7 +259,7 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
                 sys::set_errno(libc::EAGAIN);
                 return -1;
             }
-            Read::Kernel if !known => direct.bring_to_kernel(joined),
+            Read::Kernel if !known => direct.bring_to_kernel(joined, fd),
             Read::Kernel | Read::Waits(_) => {}
             Read::Interrupted => {
                 interrupted = direct.read_limit().is_some() || signals::handlers() != Handlers::Restart;

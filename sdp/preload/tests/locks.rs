@@ -1,0 +1,39 @@
+//! Locks. The crate has no tests in its own sources, because the functions that it replaces would be replaced in the tests' executable.
+
+#[allow(dead_code, reason = "the library uses all of it")]
+#[path = "../src/locks.rs"]
+mod locks;
+
+use std::{sync::Barrier, thread, time::Duration};
+
+use locks::ReadLock;
+
+/// How long the relay takes to move bytes when it is interrupted meanwhile.
+const MOVE: Duration = Duration::from_millis(20);
+
+#[test]
+fn a_call_does_not_wait_when_nothing_has_arrived_or_when_the_kernel_has_bytes() {
+    let lock = ReadLock::default();
+    assert!(lock.read(|| false).is_some());
+    let relay = lock.relay(false);
+    assert!(lock.read(|| false).is_none());
+    drop(relay);
+    let relay = lock.relay(true);
+    assert!(lock.read(|| true).is_none());
+    drop(relay);
+    assert!(lock.read(|| false).is_some());
+}
+
+#[test]
+fn a_call_waits_for_bytes_that_the_relay_moves() {
+    let (lock, begun) = (ReadLock::default(), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _relay = lock.relay(true);
+            begun.wait();
+            thread::sleep(MOVE);
+        });
+        begun.wait();
+        assert!(lock.read(|| false).is_some());
+    });
+}
