@@ -756,6 +756,21 @@ fn a_connection_has_the_port_of_another_ones_last_attempt() {
     assert_eq!(hosts.join(second, 8).from, first.from);
 }
 
+/// Nothing else happens on the device meanwhile.
+#[test]
+fn the_port_of_the_last_connection_is_released_after_time_wait() {
+    let hosts = Hosts::new(Duration::from_millis(50));
+    let joined = hosts.join_new(7);
+    let port = joined.from.port();
+    joined.close(&hosts);
+    drop(joined);
+    let begin = Instant::now();
+    while hosts.lowest_free_port() != port {
+        assert!(begin.elapsed() < LIMIT, "port {port} is still reserved");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn only_a_connection_of_the_same_device_lends_its_port() {
     let hosts = Hosts::new(Duration::from_secs(1));

@@ -159,7 +159,10 @@ fn event_of(change: &InterfaceChange) -> Option<AsyncEvent> {
 impl State {
     /// Time until the engine must run unless a frame arrives or a verb is called.
     pub(super) fn quiet_for(&self, now: Instant) -> Option<Duration> {
-        let timer = self.engine.next_deadline().map(|at| at.since(now));
+        // Ports are released when changes are asked for.
+        let release = self.cm.next_rest_end().map(|at| at.max(self.ask_changes_at));
+        let deadline = self.engine.next_deadline().into_iter().chain(release).min();
+        let timer = deadline.map(|at| at.since(now));
         if self.engine.wants_to_transmit() {
             return Some(timer.map_or(STARVED_WAIT, |t| t.min(STARVED_WAIT)));
         }
@@ -456,6 +459,7 @@ impl SharedEngine {
                 self.interface_changed(state, now, change);
             }
             state.look_up_next_hops();
+            state.cm.end_rests(now);
         }
         while let Some(event) = state.engine.next_cm_event() {
             state.dispatch(now, event);

@@ -365,10 +365,19 @@ impl CmTable {
     /// Keeps the port of an ended connection for the shortest TIME-WAIT, here or at the peer. If TIME-WAIT lasts
     /// longer, the stack refuses the four-tuple.
     fn rest(&mut self, now: Instant, port: Arc<PortReservation>) {
-        while self.resting.front().is_some_and(|(until, _)| *until <= now) {
+        self.resting.push_back((now + self.time_wait, port));
+    }
+
+    /// Time at which the next port of an ended connection can be released.
+    pub(crate) fn next_rest_end(&self) -> Option<Instant> {
+        self.resting.front().map(|(until, _)| *until)
+    }
+
+    /// Releases the ports of ended connections whose time has passed.
+    pub(crate) fn end_rests(&mut self, now: Instant) {
+        while self.next_rest_end().is_some_and(|until| until <= now) {
             self.resting.pop_front();
         }
-        self.resting.push_back((now + self.time_wait, port));
     }
 
     fn requested(
