@@ -15,7 +15,13 @@ const LINE: usize = 150;
 const LISTEN: &str = "0A";
 
 /// Whether a socket, of `user` if one is given, listens at the port of `address`. Fails if neither table can be read.
+///
+/// A socket that is closed during a search may hide another one from it. Therefore a second search confirms that there is none.
 pub fn is_listening(address: SocketAddr, user: Option<u32>) -> io::Result<bool> {
+    Ok(search(address, user)? || search(address, user)?)
+}
+
+fn search(address: SocketAddr, user: Option<u32>) -> io::Result<bool> {
     let [first, second] = if address.is_ipv4() { TABLES } else { [TABLES[1], TABLES[0]] };
     match has_listener(first, address.port(), user) {
         Ok(true) => Ok(true),
