@@ -192,8 +192,10 @@ fn netns_sdp_curl_fetches_files_from_python() {
         wait_for_listener(&lab, server_by, &mut server);
         let url = format!("http://{}/file", address(&lab));
         let fetched = lab.file("fetched");
-        let script = format!("exec curl -sS -o {} {url}", fetched.display());
+        // The log is written to the end of the program.
+        let script = format!("exec env XWARP_SDP_LOG=xwarp=debug curl -sS -o {} {url}", fetched.display());
         let output = shell(&lab, Side::A, client_by, &script).finish(LIMIT).unwrap();
+        assert_eq!(output.contains("the program ends"), client_by == By::Sdp, "{output}");
         assert_same(&file, &fetched);
         assert_eq!(carried(&output, "curl").1 >= 5_000_000, both(server_by, client_by), "{output}");
     }

@@ -34,7 +34,8 @@ use crate::{
     numbers,
     outgoing::ADVERTISED_BYTES,
     relay::{self, Gate, Joined, Relays},
-    sys, tracking,
+    sys::{self, Quiet},
+    tracking,
 };
 
 /// The interface, if there are several.
@@ -173,9 +174,15 @@ extern "C" fn in_child() {
     }
 }
 
+/// Another thread finishes, because the calling one no longer has its thread-local variables, without which it cannot log.
 extern "C" fn at_exit() {
-    if let Some(process) = Process::existing() {
-        process.finish();
+    let Some(process) = Process::existing() else { return };
+    let quiet = Quiet::new();
+    let finishes = thread::Builder::new().name("xwarp-sdp-exit".into()).spawn(|| process.finish());
+    drop(quiet);
+    match finishes {
+        Ok(finishes) => drop(finishes.join()),
+        Err(_) => process.finish(),
     }
 }
 
@@ -388,6 +395,7 @@ impl Process {
 
     /// Called at the end of the process: sends the remaining data to the peers.
     pub fn finish(&self) {
+        tracing::debug!("the program ends");
         self.relays.finish(PATIENCE);
         let Options { program, capture, statistics, .. } = self.options;
         let Ok(ports) = self.ports.try_lock() else { return };
