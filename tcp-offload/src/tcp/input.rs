@@ -61,6 +61,12 @@ impl Connection {
         if flags.ack && !acceptable {
             if !flags.rst {
                 self.refuse(segment);
+                // The peer still has an earlier connection with this four-tuple, which our RST ends: in TIME-WAIT, or
+                // from before a restart (RFC 9293 section 3.5.1). The next SYN need not wait for the time-out; once, so
+                // that forged ACKs cost no more.
+                if let Some(syn) = self.stage.syn_mut().filter(|syn| syn.sent == 1) {
+                    syn.due = true;
+                }
             }
             return;
         }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use xwarp_tcp::{
     link::{Link, RxFrame},
+    secret::Secret,
     sim::{Node, SimLink, path},
+    stack::{Stack, StackConfig},
     tcp::TcpConfig,
     ulp::{CloseReason, ConnId},
     wire::{
@@ -14,7 +16,7 @@ use xwarp_tcp::{
 
 use crate::{
     flood::{forged, syn},
-    support::{Lab, PORT},
+    support::{Lab, PORT, Upper},
 };
 
 #[test]
@@ -163,6 +165,32 @@ fn the_end_of_a_connection_is_reported_before_a_newer_syn_replaces_it() {
     assert_eq!(lab.client.upper.closed.get(&conn.index), Some(&CloseReason::Graceful));
     assert_eq!(lab.client.stack.connections(), 0, "the SYN has replaced TIME-WAIT");
     assert_eq!(lab.client.upper.delivered, 1000);
+}
+
+/// A program that is started again knows neither the sequence numbers nor the timestamps of its predecessor, whose port the
+/// server still has in TIME-WAIT. Half of the new SYNs seem to be old there.
+#[test]
+fn rfc9293_s3_5_1_a_restarted_program_connects_at_once_from_a_port_in_time_wait() {
+    let mut reset = 0;
+    for seed in 10..26 {
+        let mut lab = Lab::new(TcpConfig::default(), 8);
+        let (conn, server) = connected(&mut lab);
+        lab.server.finish(server);
+        lab.pass(Duration::from_millis(5));
+        lab.client.finish(conn);
+        lab.pass(Duration::from_millis(5));
+        assert_eq!(lab.server.upper.closed.get(&server.index), Some(&CloseReason::Graceful));
+        assert_eq!((lab.server.stack.connections(), lab.client.stack.connections()), (1, 0));
+        let secret = Secret::from_number(seed);
+        lab.client.stack = Stack::new(StackConfig { secret, ..StackConfig::default() });
+        lab.client.upper = Upper::default();
+        lab.port -= 1;
+        let again = lab.connect();
+        lab.pass(Duration::from_millis(5));
+        assert_eq!(lab.client.upper.established, [again], "seed {seed}");
+        reset += lab.client.stack.tcp_counters().retransmits;
+    }
+    assert!((1..16).contains(&reset), "{reset} of 16 SYNs seemed old");
 }
 
 /// SHLD-3, through MPA: the peer keeps sending after the server has rejected its request.

@@ -128,9 +128,12 @@ fn rfc9293_s3_10_7_3_bad_acks_in_syn_sent_are_reset() {
         let mut script = Script::connecting(TcpConfig::default(), silent());
         script.run();
         let bad = Fields { ack: SeqNum::new(ack), ..script.template };
-        let [reset] = script.exchange(bad, 0)[..] else { panic!("one RST") };
+        let [reset, syn] = script.exchange(bad, 0)[..] else { panic!("a RST and our SYN") };
         assert_eq!(reset.flags, Flags { rst: true, ..Flags::default() });
         assert_eq!((reset.seq, script.conn.state()), (SeqNum::new(ack), State::SynSent));
+        assert_eq!((syn.flags.syn, syn.flags.ack, syn.seq), (true, false, SeqNum::new(ISS)));
+        let [reset] = script.exchange(bad, 0)[..] else { panic!("the SYN is repeated once only") };
+        assert_eq!(reset.seq, SeqNum::new(ack));
         let bad_reset = Fields { flags: Flags { ack: true, rst: true, ..Flags::default() }, ..bad };
         assert!(script.exchange(bad_reset, 0).is_empty());
         assert_eq!(script.conn.state(), State::SynSent);
@@ -258,7 +261,7 @@ fn rfc7323_s5_2_a_refusal_echoes_the_timestamp_that_it_answers() {
     script.run();
     script.stamp(4711, 0);
     let bad = Fields { ack: SeqNum::new(ISS + 2), ..script.template };
-    let [reset] = script.exchange(bad, 0)[..] else { panic!("one RST") };
+    let [reset, _syn] = script.exchange(bad, 0)[..] else { panic!("a RST and our SYN") };
     assert_eq!(reset.options.timestamps, Some(Timestamps { value: 0, echo: 4711 }));
     assert_eq!(reset.flags, Flags { rst: true, ..Flags::default() });
 }
