@@ -340,8 +340,14 @@ impl QueuePair {
         }
     }
 
+    /// Completes all requests: those that are done with their outcomes, the others as flushed. A Read may be done although the Send
+    /// before it is not acknowledged: the peer has executed both, and its TCP then had no memory for the rest of the segment. The
+    /// Read is flushed like the Send, because no request succeeds after a flushed one.
     pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
+        let mut flushed = false;
         while let Some((request, status)) = self.sq.pop_flushed() {
+            let status = if flushed && status == WcStatus::Success { WcStatus::Flushed } else { status };
+            flushed |= status == WcStatus::Flushed;
             self.push_send(&request, status, shared);
         }
         self.tx.current = None;

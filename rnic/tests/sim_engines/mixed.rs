@@ -288,7 +288,12 @@ fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks_with_rdma_tcp() {
     run_seeds(|seed| mixed_on_chains(seed, Framing::RdmaTcp));
 }
 
-/// The following seed failed once; the test is named after the cause.
+/// The following seeds failed once; the tests are named after the causes.
+#[test]
+fn sim_chain_seed_2002504_no_request_succeeds_after_a_flushed_one() {
+    mixed_on_chains(2_002_504, Framing::Mpa);
+}
+
 #[test]
 fn sim_chain_seed_46246_data_does_not_overtake_a_forged_reset() {
     mixed_on_chains(46_246, Framing::RdmaTcp);
