@@ -91,9 +91,9 @@ pub fn connect(lab: &Lab, server: &mut Running, client: &str) -> Result<String> 
     connect_by(server, client, || start(lab, Side::A, client))
 }
 
-/// Waits until a server on side B listens at `address`; the kernel of side A asks, by a connection without an MPA Request, of
-/// which the server learns nothing. Needed for a client of several connections: when the server begins to listen between the
-/// first and the last of them, it accepts some and waits for the others.
+/// Waits until a server on side B listens at `address`, by connecting with the kernel of side A. Such a connection has no MPA
+/// Request, so it is not reported to the server. A client of several connections needs this, because it cannot be started again:
+/// if the server begins to listen between the first and the last connection, it accepts some and waits for the others.
 pub fn await_listener(lab: &Lab, address: SocketAddr) -> Result<()> {
     let begin = Instant::now();
     lab.within(Side::A, || {

@@ -11,7 +11,7 @@ use std::{
 
 /// Attempts to get a lock that another thread holds for a moment.
 const ATTEMPTS: u32 = 64;
-/// Time that a call of the program allows the relay for moving bytes; without load, the relay needs microseconds.
+/// Longest wait of a call of the program for bytes that the relay moves. A relay that is not preempted needs microseconds.
 const MOVED_WITHIN: Duration = Duration::from_millis(100);
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,13 +70,13 @@ impl ReadLock {
         None
     }
 
-    /// For a call of the program that the kernel can make wait.
+    /// For a call of the program that may sleep in the kernel instead: gives up when the holder keeps the lock.
     pub fn read_awhile(&self) -> Option<MutexGuard<'_, ()>> {
         try_lock_awhile(&self.lock)
     }
 }
 
-/// The relay's hold of a [`ReadLock`].
+/// A [`ReadLock`] that the relay holds.
 pub struct Relaying<'l> {
     moves: &'l AtomicBool,
     _lock: MutexGuard<'l, ()>,

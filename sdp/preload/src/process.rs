@@ -174,7 +174,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Another thread finishes, because the calling one no longer has its thread-local variables, without which it cannot log.
+/// Finishes in another thread: logging needs thread-local variables, and those of the exiting thread are already destroyed.
 extern "C" fn at_exit() {
     let Some(process) = Process::existing() else { return };
     let quiet = Quiet::new();

@@ -8,8 +8,9 @@ use std::{sync::Barrier, thread, time::Duration};
 
 use locks::ReadLock;
 
-/// How long the relay takes to move bytes when it is interrupted meanwhile.
+/// Time for which a preempted relay holds the lock.
 const MOVE: Duration = Duration::from_millis(20);
+/// Attempts of which one must succeed: on a loaded machine, the relay may hold the lock for longer than a call waits.
 const ATTEMPTS: u32 = 50;
 
 #[test]
@@ -25,7 +26,7 @@ fn a_call_does_not_wait_when_nothing_has_arrived_or_when_the_kernel_has_bytes() 
     assert!(lock.read(|| false).is_some());
 }
 
-/// Whether a call gets the lock that the relay holds for a time.
+/// Whether a call waits until a preempted relay has released the lock.
 fn gets_lock() -> bool {
     let (lock, begun) = (ReadLock::default(), Barrier::new(2));
     thread::scope(|scope| {
@@ -39,7 +40,6 @@ fn gets_lock() -> bool {
     })
 }
 
-/// On a loaded machine, the relay may hold the lock for longer than the call's time limit.
 #[test]
 fn a_call_waits_for_bytes_that_the_relay_moves() {
     assert!((0..ATTEMPTS).any(|_| gets_lock()));

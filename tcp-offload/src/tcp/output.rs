@@ -233,8 +233,8 @@ impl Connection {
         }
         let Some(reason) = self.due.abort else { return Ok(()) };
         if !matches!(self.stage, Stage::SynSent(..) | Stage::TimeWait(..) | Stage::Closed(_)) {
-            // A reset acknowledges nothing, and the upper layer may have used what it received: without this ACK, the
-            // peer would report its last messages as lost.
+            // Receivers ignore the ACK field of a reset (RFC 9293 section 3.10.7.4, second check). Without an ACK before
+            // it, the peer would report messages as lost that the upper layer has already received.
             if self.last_ack_sent != self.rx.next_seq() {
                 self.transmit_ack(turn)?;
             }
