@@ -40,6 +40,8 @@ pub struct Latency<'a> {
     posted: u64,
     verified_bytes: u64,
     scratch: Vec<u8>,
+    /// The bytes of a message that is posted inline.
+    inline: Vec<u8>,
     batch: Vec<WorkCompletion>,
 }
 
@@ -64,6 +66,7 @@ impl<'a> Latency<'a> {
             posted: 0,
             verified_bytes: 0,
             scratch: Vec::new(),
+            inline: Vec::new(),
             batch: Vec::with_capacity(64),
         };
         if plan.test.verb.takes_receives() {
@@ -235,11 +238,10 @@ impl<'a> Latency<'a> {
         let place = links.layout.place(0, message);
         let piece = links.source.sge(place, size as usize);
         let id = message + 1;
-        let mut inline = [0; 4096];
         let payload = if size <= u64::from(self.plan.inline) && !self.plan.test.verb.fetches() {
-            let bytes = &mut inline[..size as usize];
-            links.source.read(place, bytes)?;
-            Payload::Inline(bytes)
+            self.inline.resize(size as usize, 0);
+            links.source.read(place, &mut self.inline)?;
+            Payload::Inline(&self.inline)
         } else {
             Payload::Piece(piece)
         };
@@ -261,13 +263,13 @@ impl<'a> Latency<'a> {
     /// Waits for the reply to a message or the data of a read. On the server, a message on the control
     /// connection also ends the wait.
     fn wait(&mut self, control: &mut Control, size: u64, message: u64) -> Result<Heard> {
-        let queues = match self.plan.test.verb {
-            Verb::Send | Verb::WriteImmediate => vec![&self.links.recv_cq],
-            Verb::Write | Verb::Read | Verb::Atomic(_) => vec![&self.links.send_cq],
+        let messages = match self.plan.test.verb {
+            Verb::Send | Verb::WriteImmediate => &self.links.recv_cq,
+            Verb::Write | Verb::Read | Verb::Atomic(_) => &self.links.send_cq,
         };
         let control_cq = control.cq().clone();
-        let all: Vec<_> = queues.into_iter().chain([&control_cq]).collect();
-        let mut idle = Idle::new(self.endpoint, &all);
+        let queues = [messages, &control_cq];
+        let mut idle = Idle::new(self.endpoint, &queues);
         let mut looks = 0_u32;
         while !self.has_come(size, message)? {
             looks += 1;

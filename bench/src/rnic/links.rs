@@ -1,7 +1,7 @@
 //! [`Links`]: the test connections and their memory.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -118,7 +118,7 @@ pub struct Links {
     /// The connections, in the order in which both ends number them.
     pub list: Vec<Link>,
     /// Index of each queue pair in `list`.
-    pub numbers: HashMap<QpId, u32>,
+    pub numbers: BTreeMap<QpId, u32>,
     /// Completion queue of sends, writes and reads.
     pub send_cq: CompletionQueue,
     /// Completion queue of receives.

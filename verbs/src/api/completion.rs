@@ -215,20 +215,27 @@ impl CompletionQueue {
     /// the engine once (see [`Progress`](super::Progress)) and looks again: of several engines, each that has queue pairs which
     /// complete here and that no other thread runs. Never blocks.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        self.poll_each(max, |completion| out.push(completion))
+        self.take(|ring| ring.poll(out, max))
     }
 
     /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
     /// [`poll`](Self::poll). Avoids a list when the caller stores completions elsewhere.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
+        self.take(|ring| ring.poll_each(max, &mut each))
+    }
+
+    /// A poll that takes the completions by `take`.
+    #[inline]
+    fn take(&self, mut take: impl FnMut(&CompletionRing) -> usize) -> usize {
+        let CqInner { ring, .. } = &*self.0;
         self.0.each_engine(SharedEngine::note_poll);
-        let found = self.0.ring.poll_each(max, &mut each);
+        let found = take(ring);
         if found > 0 {
             self.0.each_engine(SharedEngine::send_due_posts);
             return found;
         }
         self.0.each_engine(|engine| _ = engine.try_progress());
-        self.0.ring.poll_each(max, &mut each)
+        take(ring)
     }
 
     /// Polls like [`poll`](Self::poll), for the owner of an [armed](Self::arm) queue: the completions that this call's turn
