@@ -105,8 +105,12 @@ fn exchange(cases: &[Case]) {
     let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         for case in cases {
+            // The server of ucmatose sends first, which a responder may do in peer-to-peer mode only.
+            let sends_first = case.0 == UCMATOSE;
+            stage.vm.tune("peer_to_peer", if sends_first { "1" } else { "0" }).unwrap();
             serve(&stage, *case);
         }
+        stage.vm.tune("peer_to_peer", "0").unwrap();
         stage.disturb(DELAY).unwrap();
         for case in cases {
             connect(&stage, *case);
