@@ -40,8 +40,6 @@ pub struct Latency<'a> {
     posted: u64,
     verified_bytes: u64,
     scratch: Vec<u8>,
-    /// The bytes of a message that is posted inline.
-    inline: Vec<u8>,
     batch: Vec<WorkCompletion>,
 }
 
@@ -66,7 +64,6 @@ impl<'a> Latency<'a> {
             posted: 0,
             verified_bytes: 0,
             scratch: Vec::new(),
-            inline: Vec::new(),
             batch: Vec::with_capacity(64),
         };
         if plan.test.verb.takes_receives() {
@@ -239,9 +236,8 @@ impl<'a> Latency<'a> {
         let piece = links.source.sge(place, size as usize);
         let id = message + 1;
         let payload = if size <= u64::from(self.plan.inline) && !self.plan.test.verb.fetches() {
-            self.inline.resize(size as usize, 0);
-            links.source.read(place, &mut self.inline)?;
-            Payload::Inline(&self.inline)
+            links.source.read(place, &mut self.scratch)?;
+            Payload::Inline(&self.scratch)
         } else {
             Payload::Piece(piece)
         };

@@ -215,22 +215,22 @@ impl CompletionQueue {
     /// the engine once (see [`Progress`](super::Progress)) and looks again: of several engines, each that has queue pairs which
     /// complete here and that no other thread runs. Never blocks.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        self.take(|ring| ring.poll(out, max))
+        self.look(|ring| Some(ring.poll(out, max)).filter(|found| *found > 0)).unwrap_or(0)
     }
 
     /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
     /// [`poll`](Self::poll). Avoids a list when the caller stores completions elsewhere.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
-        self.take(|ring| ring.poll_each(max, &mut each))
+        self.look(|ring| Some(ring.poll_each(max, &mut each)).filter(|found| *found > 0)).unwrap_or(0)
     }
 
-    /// A poll that takes the completions by `take`.
+    /// A poll that takes completions by `take`, which returns `None` when there is none.
     #[inline]
-    fn take(&self, mut take: impl FnMut(&CompletionRing) -> usize) -> usize {
-        let CqInner { ring, .. } = &*self.0;
+    fn look<R>(&self, mut take: impl FnMut(&CompletionRing) -> Option<R>) -> Option<R> {
+        let ring = &self.0.ring;
         self.0.each_engine(SharedEngine::note_poll);
         let found = take(ring);
-        if found > 0 {
+        if found.is_some() {
             self.0.each_engine(SharedEngine::send_due_posts);
             return found;
         }
@@ -251,13 +251,7 @@ impl CompletionQueue {
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
-        self.0.each_engine(SharedEngine::note_poll);
-        if let Some(completion) = self.0.ring.pop() {
-            self.0.each_engine(SharedEngine::send_due_posts);
-            return Some(completion);
-        }
-        self.0.each_engine(|engine| _ = engine.try_progress());
-        self.0.ring.pop()
+        self.look(CompletionRing::pop)
     }
 
     /// Polls until a completion arrives, at most for `limit`. Keeps a processor busy; use [`wait`](Self::wait) to
