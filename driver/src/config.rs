@@ -97,9 +97,12 @@ pub struct DriverConfig {
     pub service_vlan: Option<u16>,
     /// Receive chunks of each queue, 4096 bytes of memory each, which hold 3840 of a frame. They bound the bytes that
     /// peers may have in flight to us: with fewer chunks than the peer's transmit chunks, many connections can overrun
-    /// them. A smaller number stays in the cache more often.
+    /// them. The kernel fills all of them in turn, so a smaller number stays in the cache more often.
     pub receive_chunks: u32,
-    /// Transmit chunks of all queues together. A frame usually stays in use until its data is acknowledged.
+    /// Transmit chunks of all queues together. A frame stays in use until its data is acknowledged, or for some milliseconds
+    /// when frames are scarce. Busy connections use all chunks, and the frames wait at the peer: a larger number adds delay and
+    /// cache misses. A long path may need more: one connection has at most four fifths of them in flight before data moves to the
+    /// heap.
     pub transmit_chunks: u32,
     /// Descriptors in each transmit and completion ring; a power of two. If there are fewer than
     /// [`transmit_chunks`](Self::transmit_chunks), a filled frame may find the ring full; it then counts as lost and is
@@ -125,9 +128,9 @@ impl Default for DriverConfig {
             mode: ModePreference::Probe,
             vlan: None,
             service_vlan: None,
-            receive_chunks: 2048,
-            transmit_chunks: 2048,
-            ring_size: 2048,
+            receive_chunks: 1024,
+            transmit_chunks: 512,
+            ring_size: 512,
             replace_program: false,
             busy_retry: Duration::from_millis(100),
             send_buffer_bytes: 4 << 20,

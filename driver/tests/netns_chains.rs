@@ -69,7 +69,8 @@ fn netns_frames_of_every_number_of_chunks_cross_in_both_modes() {
             eventually("all chunks are back", || {
                 a.flush();
                 b.flush();
-                let all = FrameCensus { free: 2048, fill: 2048, ..FrameCensus::default() };
+                let (free, fill) = (config.transmit_chunks as usize, config.receive_chunks as usize);
+                let all = FrameCensus { free, fill, ..FrameCensus::default() };
                 [&a, &b].iter().all(|link| link.frame_census() == all)
             });
             assert_eq!((b.counters().receive_malformed, b.counters().kernel_rx_dropped), (0, 0));
@@ -82,17 +83,18 @@ fn netns_frames_of_every_number_of_chunks_cross_in_both_modes() {
 #[test]
 fn netns_chunks_behind_the_frames_end_become_free() {
     let lab = Lab::with(9000, 1);
-    let (mut a, mut b, frame) = connected(&lab, &DriverConfig::default(), [A4, B4]);
-    let bytes = of_len(&frame, 4000);
+    let config = DriverConfig::default();
+    let (mut a, mut b, frame) = connected(&lab, &config, [A4, B4]);
+    let (bytes, all) = (of_len(&frame, 4000), config.transmit_chunks as usize);
     let mut sent = a.alloc(9014).unwrap();
-    assert_eq!((sent.chunks(), a.tx_available()), (3, 2045));
+    assert_eq!((sent.chunks(), a.tx_available()), (3, all - 3));
     let mut chunks = a.tx_chunks(&mut sent).unwrap();
     chunks[0].copy_from_slice(&bytes[..CHUNK]);
     chunks[1][..160].copy_from_slice(&bytes[CHUNK..]);
     drop(chunks);
     for _ in 0..2 {
         eventually("the frame is sent", || a.submit(QueueId(0), &mut sent, 4000).is_ok());
-        assert_eq!((sent.chunks(), a.tx_available()), (2, 2046));
+        assert_eq!((sent.chunks(), a.tx_available()), (2, all - 2));
         a.flush();
         assert_eq!(receive_bytes(&mut b), bytes);
         eventually("it is complete", || {
@@ -101,7 +103,7 @@ fn netns_chunks_behind_the_frames_end_become_free() {
         });
     }
     a.release(sent);
-    assert_eq!(a.tx_available(), 2048);
+    assert_eq!(a.tx_available(), all);
 }
 
 /// A ring that has room for a part of a frame takes none of it.
@@ -114,7 +116,8 @@ fn netns_a_frame_is_put_on_the_ring_whole_or_not_at_all() {
     let kept: Vec<TxFrame> = (0..5).map(|_| submit(&mut a, &bytes).unwrap()).collect();
     assert_eq!(a.unsent(), 15);
     assert_eq!(submit(&mut a, &bytes), Err(RingFull));
-    assert_eq!((a.unsent(), a.frame_census().sending, a.frame_census().free), (15, 15, 2048 - 15));
+    let free = config.transmit_chunks as usize - 15;
+    assert_eq!((a.unsent(), a.frame_census().sending, a.frame_census().free), (15, 15, free));
     a.flush();
     for _ in 0..5 {
         assert_eq!(receive_bytes(&mut b), bytes);

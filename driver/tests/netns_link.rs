@@ -248,7 +248,7 @@ fn netns_every_queue_has_a_socket() {
     let lab = Lab::with(1500, 3);
     let (mut a, mut b, frame) = connected(&lab, &DriverConfig::default());
     assert_eq!((a.attributes().queues, b.fds().count()), (3, 3));
-    assert_eq!(b.rx_capacity(), 2048);
+    assert_eq!(b.rx_capacity(), DriverConfig::default().receive_chunks as usize);
     for queue in [2, 0, 1, 2] {
         let bytes = frame.clone().payload(&[queue as u8; 64]).build();
         send_bytes(&mut a, queue, &bytes);

@@ -125,10 +125,12 @@ fn netns_too_little_lockable_memory_is_named() {
     // The limit is the process's, but the other tests' threads may exceed it (CAP_IPC_LOCK).
     let before = getrlimit(Resource::Memlock);
     setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..before }).unwrap();
-    let open = || Interface::open(DEV, &DriverConfig::default()).unwrap_err();
+    let config = DriverConfig::default();
+    let wanted = u64::from(config.receive_chunks + config.transmit_chunks) * 4096;
+    let open = || Interface::open(DEV, &config).unwrap_err();
     let limited = deprived(&lab, CapabilitySet::IPC_LOCK, open);
     setrlimit(Resource::Memlock, before).unwrap();
-    assert!(matches!(limited, OpenError::LockedMemory { bytes } if bytes == 4096 * 4096), "{limited:?}");
+    assert!(matches!(limited, OpenError::LockedMemory { bytes } if bytes == wanted), "{limited:?}");
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn netns_shared_reconnecting_evades_no_limit() {
 #[test]
 fn netns_shared_each_user_has_limits_with_reasons() {
     let lab = lab();
-    let options = ["--devices-per-user", "2", "--memory-per-user", "20", "--ports-per-user", "5"];
+    let options = ["--devices-per-user", "2", "--memory-per-user", "10", "--ports-per-user", "5"];
     let shared = SharedInterface::start(&lab, HELPER, &options).unwrap();
     run(&shared, &["ports", "5"]);
     let address = lab.address(Side::A, Family::V4).to_string();
@@ -143,12 +143,12 @@ fn netns_shared_each_user_has_limits_with_reasons() {
     let mut first = serve(NOBODY, "7001");
     first.wait_for("listens", LIMIT).unwrap();
     let peer = env!("CARGO_BIN_EXE_xwarp-peer");
-    // 16 MiB beside 2 MiB, and 16 MiB more are too many.
+    // 6 MiB beside 2 MiB, and 6 MiB more are too many.
     let mut second = shared.start_unprivileged(peer, &["send_bw", "-d", INTERFACE]).unwrap();
     second.wait_for("Waiting for a client", LIMIT).unwrap();
     drop(first);
     let mut big = shared.start_unprivileged(peer, &["send_bw", "-d", INTERFACE]).unwrap();
-    big.wait_for("KiB of frame memory: this user has 16384 of 20480 KiB already", LIMIT).unwrap();
+    big.wait_for("KiB of frame memory: this user has 6144 of 10240 KiB already", LIMIT).unwrap();
     let mut third = serve(NOBODY, "7002");
     third.wait_for("listens", LIMIT).unwrap();
     let mut fourth = serve(NOBODY, "7003");

@@ -8,13 +8,16 @@ use crate::{
     ulp::{CloseReason, ConnId, Ulp},
 };
 
-/// Time between two sweeps while frames are scarce. Payloads are moved only after they have waited for at least 200
-/// ms, the smallest retransmission time-out.
-const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
+/// Time for which unacknowledged data keeps its frame when frames are scarce. On a short path, all frames turn over faster:
+/// data that is older belongs to a peer that is slow, silent or far away.
+const FRAME_AGE: Duration = Duration::from_millis(2);
 
-/// Entries of the connection table that one sweep visits. Sweeps visit a table of the default size limit in a third
-/// of a second.
-const SWEEP_CONNECTIONS: usize = 1024;
+/// Time between two sweeps while frames are scarce.
+const SWEEP_INTERVAL: Duration = FRAME_AGE;
+
+/// Entries of the connection table that one sweep visits. Sweeps visit a table of the default size limit in a quarter of a
+/// second.
+const SWEEP_CONNECTIONS: usize = 256;
 
 /// Largest number of bytes that one sweep moves; copying them takes about 100 us.
 const SWEEP_BYTES: usize = 1 << 20;
@@ -66,6 +69,7 @@ impl<U: Ulp> Stack<U> {
             return;
         }
         self.sweep.due = None;
+        let before = now - FRAME_AGE;
         let places = self.slots.capacity();
         let mut budget = SWEEP_BYTES;
         let mut oldest: Option<(Instant, u32)> = None;
@@ -74,7 +78,7 @@ impl<U: Ulp> Stack<U> {
             self.sweep.next = index + 1;
             let room = budget.min(self.spill_room());
             let Some(slot) = self.slots.get_mut(index) else { continue };
-            let moved = slot.tcp.spill(now, link, room);
+            let moved = slot.tcp.spill(link, before, room);
             slot.spilled += moved;
             self.spilled += moved;
             self.counters.spilled_bytes += moved as u64;

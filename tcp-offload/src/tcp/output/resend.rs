@@ -5,13 +5,9 @@ use crate::{
     link::{FrameWriter, Link, chunks_for},
     seq::StreamOffset,
     tcp::{Connection, queue::Payload, sender::After},
-    time::{Duration, Instant},
+    time::Instant,
     wire::{Flags, MOST_HEADER_BYTES, Options},
 };
-
-/// Longest time for which unacknowledged data keeps its frame when frames are scarce. The retransmission time-out
-/// depends on measurements that a hostile peer can inflate up to a minute.
-const MOST_FRAME_AGE: Duration = Duration::from_secs(1);
 
 impl Connection {
     /// Allows the next [`Connection::transmit`] to move at most `bytes` of payload to the heap.
@@ -19,13 +15,10 @@ impl Connection {
         self.spill_allowance = bytes;
     }
 
-    /// Relieves a shortage of frames: segments that have waited for a retransmission time-out, or for one second, move
-    /// their payload to the heap and release their frame, the oldest first, at most `room` bytes. Returns the bytes
-    /// moved.
-    pub fn spill(&mut self, now: Instant, link: &mut dyn Link, room: usize) -> usize {
-        let age = self.tx.rtt.base_rto().min(MOST_FRAME_AGE);
-        let Some(before) = now.as_nanos().checked_sub(age.as_nanos() as u64) else { return 0 };
-        self.tx.queue.spill(link, Instant::from_nanos(before), room)
+    /// Relieves a shortage of frames: segments first sent at `before` or earlier move their payload to the heap and release their
+    /// frame, the oldest first, at most `room` bytes. Returns the bytes moved.
+    pub fn spill(&mut self, link: &mut dyn Link, before: Instant, room: usize) -> usize {
+        self.tx.queue.spill(link, before, room)
     }
 
     /// Bytes of unacknowledged payload on the heap.

@@ -139,9 +139,9 @@ impl Script {
         receive(&mut self.link).iter().any(|(segment, _)| self.conn.replaceable_by(segment))
     }
 
-    /// Moves all payloads to the heap that may move now; see [`Connection::spill`].
+    /// Moves all payloads to the heap; see [`Connection::spill`].
     pub(crate) fn spill(&mut self) -> usize {
-        self.conn.spill(self.now, &mut self.link, usize::MAX)
+        self.conn.spill(&mut self.link, self.now, usize::MAX)
     }
 
     /// The offset up to which the peer has acknowledged our stream.
