@@ -97,6 +97,7 @@ pub mod observe;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod system;
+mod ticks;
 
 mod tap;
 

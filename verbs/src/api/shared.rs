@@ -32,6 +32,7 @@ use crate::{
     fork::ForkMark,
     interface::{Interface, InterfaceChange, Resolver},
     system::{Clock, Doorbell, lock},
+    ticks::TickClock,
 };
 
 /// Interval at which transmission and kicks are retried when the interface had no room: no event announces room.
@@ -55,6 +56,7 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
     pub(crate) cm: CmTable,
+    clock: TickClock,
     /// The time of the next check for changes of the interface.
     pub(super) ask_changes_at: Instant,
 }
@@ -186,14 +188,14 @@ impl State {
 impl SharedEngine {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
         let Setup { common, engine, mut link, cm, application_progress, has_thread } = setup;
-        let kicker = link.kicker();
+        let (kicker, clock) = (link.kicker(), TickClock::new(common.clock));
         Ok(Self {
             number: engine.rnic().number(),
             registry: Arc::clone(&common.registry),
             clock: common.clock,
             common,
             kicker,
-            state: Mutex::new(State { engine, link, cm, ask_changes_at: Instant::ZERO }),
+            state: Mutex::new(State { engine, link, cm, clock, ask_changes_at: Instant::ZERO }),
             application_progress,
             has_thread,
             resolver,
@@ -227,7 +229,10 @@ impl SharedEngine {
     /// Runs a verb and transmits the work that it made ready. If the device has failed or fails now, the verb returns
     /// the answer of a failed device.
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
-        self.call(|state| (f(state, self.clock.now()), Leave::Now))
+        self.call(|state| {
+            let now = state.clock.now();
+            (f(state, now), Leave::Now)
+        })
     }
 
     /// Posts `requests` to the send queue of `qp` by `f`; they may be gathered.
@@ -254,7 +259,7 @@ impl SharedEngine {
         self.call(|state| {
             let result = f(state.engine.rnic_mut());
             let waits = if self.gathered.any() {
-                !self.gathered.is_due(self.clock.now())
+                !self.gathered.is_due(state.clock.now())
             } else {
                 self.application_polls() && !state.engine.wants_to_transmit()
             };
@@ -278,7 +283,7 @@ impl SharedEngine {
             if leave == Leave::Later {
                 return (result, None);
             }
-            let now = self.clock.now();
+            let now = state.clock.now();
             if state.engine.wants_to_transmit() {
                 self.transmit(state, now);
             }
@@ -354,7 +359,7 @@ impl SharedEngine {
                 break;
             }
             let refilled = self.guarded(self.lock(), |state| {
-                let now = self.clock.now();
+                let now = state.clock.now();
                 self.transmit(state, now);
                 self.publish(state, now);
                 state.engine.wants_to_transmit()
@@ -440,7 +445,7 @@ impl SharedEngine {
     /// again. Returns whether a frame was received, and whether the link had no room for all frames.
     fn turn_without_kick(&self, state: MutexGuard<'_, State>, polled: bool) -> (bool, bool) {
         let turned = self.guarded(state, |state| {
-            let now = self.clock.now();
+            let now = state.clock.now();
             let State { engine, link, .. } = state;
             engine.set_polled(polled);
             let received = engine.turn(now, &mut **link);
