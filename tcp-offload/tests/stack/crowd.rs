@@ -93,6 +93,25 @@ fn a_silent_peer_does_not_starve_other_connections_of_frames() {
     assert!(retained(&lab) < 50, "{} frames", retained(&lab));
 }
 
+/// Data in flight on a long path moves to the heap, so that frames do not limit it.
+#[test]
+fn a_long_path_has_more_in_flight_than_there_are_frames() {
+    let links = WireConfig { tx_chunks: 256, ..WireConfig::default() };
+    let mut lab = Lab::over(&links, TcpConfig::default(), MpaConfig::default(), 8, |_| {});
+    lab.wire.with_faults([Faults { delay: Duration::from_millis(20), ..Faults::default() }; 2]);
+    let conn = lab.connect();
+    lab.pass(Duration::from_millis(200));
+    lab.client.send(conn, 1 << 30);
+    lab.pass(Duration::from_secs(2));
+    let before = lab.server.upper.delivered;
+    lab.pass(Duration::from_millis(400));
+    // In ten round trips, all frames would carry 3.7 MB.
+    let delivered = lab.server.upper.delivered - before;
+    assert!(delivered > 8_000_000, "{delivered} bytes");
+    assert!(lab.client.stack.info(conn).unwrap().chunks_retained < 256);
+    lab.assert_no_errors();
+}
+
 /// Without markers, payload beyond a gap stays in its frame. If all connections together held all frames, none would
 /// be left for the segments that fill the gaps.
 #[test]
