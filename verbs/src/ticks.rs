@@ -2,6 +2,9 @@
 //!
 //! An engine that is polled reads the time in each turn and each post, and a reading takes longer than most of the other
 //! steps of a message. For a short time after a reading, the counter tells how much time has passed since.
+//!
+//! Libraries for the counter (quanta, minstant) calibrate it once, which delays the start of a program, and leave the clock then.
+//! Here the clock stays the reference: no start is delayed, and a suspended or moved machine is noticed.
 
 use std::{fs, ops::RangeInclusive};
 
