@@ -253,7 +253,7 @@ fn bring_up_as(
     )?;
     let copy =
         if mode == Mode::ZeroCopy { SocketAddrXdpFlags::XDP_ZEROCOPY } else { SocketAddrXdpFlags::XDP_COPY };
-    let mut rings = Rings::new(sizes).map_err(|source| Refusal::Final(memory_error(source, sizes)))?;
+    let mut rings = frame_memory(sizes, config).map_err(Refusal::Final)?;
     for queue in 0..sizes.queues {
         bind(&mut rings, &found.carrier, sizes, copy | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, config)?;
         let number = sizes.number_of(queue);
@@ -278,6 +278,18 @@ pub(crate) fn in_use(name: String, there: Attached) -> OpenError {
         OpenError::InUse { name, holder }
     } else {
         OpenError::ForeignProgram { name, program, id, holder }
+    }
+}
+
+/// Registers frame memory. The memory of an earlier attempt counts towards the limit for some milliseconds after its socket was
+/// closed, so this retries, at most for [`DriverConfig::busy_retry`].
+fn frame_memory(sizes: Sizes, config: &DriverConfig) -> Result<Rings, OpenError> {
+    let deadline = Deadline::after(config.busy_retry);
+    loop {
+        match Rings::new(sizes).map_err(|source| memory_error(source, sizes)) {
+            Err(OpenError::LockedMemory { .. }) if !deadline.passed() => std::thread::sleep(BUSY_RETRY_PAUSE),
+            outcome => return outcome,
+        }
     }
 }
 

@@ -120,16 +120,19 @@ fn netns_the_named_capabilities_are_enough_and_none_is_superfluous() {
 }
 
 #[test]
-fn netns_too_little_lockable_memory_is_named() {
+fn netns_too_little_lockable_memory_is_named_and_enough_is_used() {
     let lab = Lab::new();
     // The limit is the process's, but the other tests' threads may exceed it (CAP_IPC_LOCK).
     let before = getrlimit(Resource::Memlock);
     setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..before }).unwrap();
     let config = DriverConfig::default();
     let wanted = u64::from(config.receive_chunks + config.transmit_chunks) * 4096;
-    let open = || Interface::open(DEV, &config).unwrap_err();
-    let limited = deprived(&lab, CapabilitySet::IPC_LOCK, open);
+    let limited = deprived(&lab, CapabilitySet::IPC_LOCK, || Interface::open(DEV, &config).unwrap_err());
+    // Room for one attempt to open the interface, of several.
+    setrlimit(Resource::Memlock, Rlimit { current: Some(wanted), ..before }).unwrap();
+    let open = deprived(&lab, CapabilitySet::IPC_LOCK, || Interface::open(DEV, &config).map(drop));
     setrlimit(Resource::Memlock, before).unwrap();
+    assert!(open.is_ok(), "{open:?}");
     assert!(matches!(limited, OpenError::LockedMemory { bytes } if bytes == wanted), "{limited:?}");
 }
 

@@ -26,11 +26,12 @@ fn doctor(lab: &Lab, args: &[&str]) -> (Vec<Value>, bool) {
     findings(command)
 }
 
-/// The same as user `nobody` with these capabilities only.
+/// The same as user `nobody` with these capabilities only, and with a limit of locked memory that is too small for the frames.
 fn doctor_with(lab: &Lab, capabilities: &[&str], args: &[&str]) -> (Vec<Value>, bool) {
     let set: Vec<_> = capabilities.iter().map(|name| name.to_lowercase().replace("cap_", "+")).collect();
     let set = if set.is_empty() { "-all".to_owned() } else { set.join(",") };
-    let mut command = lab.command(Side::A, "setpriv");
+    let mut command = lab.command(Side::A, "prlimit");
+    command.args(["--memlock=1048576", "setpriv"]);
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--no-new-privs"]);
     command.args(["--inh-caps", &set, "--ambient-caps", &set, XWARP, "doctor", "--json"]).args(args);
     findings(command)

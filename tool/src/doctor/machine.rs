@@ -51,7 +51,10 @@ impl Rights {
                 Finding::problem("memory", format!("{needs}, and the limit is {} KiB", limit / 1024))
                     .advice(error.to_string())
             }
-            Some(limit) => Finding::ok("memory", format!("{needs}; the limit is {} KiB", limit / 1024)),
+            Some(limit) => {
+                let limit = limit / 1024;
+                Finding::ok("memory", format!("{needs}; the limit for all of this user's is {limit} KiB"))
+            }
             None => Finding::ok("memory", format!("{needs}; there is no limit")),
         }
     }
