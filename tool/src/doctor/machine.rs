@@ -53,7 +53,7 @@ impl Rights {
             }
             Some(limit) => {
                 let limit = limit / 1024;
-                Finding::ok("memory", format!("{needs}; the limit for all of this user's is {limit} KiB"))
+                Finding::ok("memory", format!("{needs}; this user may lock {limit} KiB in all"))
             }
             None => Finding::ok("memory", format!("{needs}; there is no limit")),
         }
