@@ -16,8 +16,12 @@ use crate::netlink::link::KernelLink;
 use crate::state::path_mtu;
 use crate::sys::{self, CHUNK_CAPACITY, QueueCounts, Rings, Sizes};
 
-/// Pause between two retries of a busy queue.
+/// Pause between two retries of a busy queue, or of frame memory.
 const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// Longest time for which registering frame memory is retried. A limit that is too low must not block an application that waits for
+/// a busy queue without end.
+const MEMORY_RETRY: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The first kernel with every feature that the program needs: `bpf_xdp_load_bytes` and multi-buffer XDP came together.
 pub const OLDEST_KERNEL: (u32, u32) = (5, 18);
@@ -281,10 +285,10 @@ pub(crate) fn in_use(name: String, there: Attached) -> OpenError {
     }
 }
 
-/// Registers frame memory. The memory of an earlier attempt counts towards the limit for some milliseconds after its socket was
-/// closed, so this retries, at most for [`DriverConfig::busy_retry`].
+/// Registers frame memory. The memory of a socket counts towards the limit for some milliseconds after it was closed, for instance
+/// that of a refused mode, so this retries, at most for [`MEMORY_RETRY`] and [`DriverConfig::busy_retry`].
 fn frame_memory(sizes: Sizes, config: &DriverConfig) -> Result<Rings, OpenError> {
-    let deadline = Deadline::after(config.busy_retry);
+    let deadline = Deadline::after(config.busy_retry.min(MEMORY_RETRY));
     loop {
         match Rings::new(sizes).map_err(|source| memory_error(source, sizes)) {
             Err(OpenError::LockedMemory { .. }) if !deadline.passed() => std::thread::sleep(BUSY_RETRY_PAUSE),

@@ -97,9 +97,8 @@ pub mod observe;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod system;
-mod ticks;
-
 mod tap;
+mod ticks;
 
 #[cfg(feature = "tokio")]
 pub use self::api::tokio;

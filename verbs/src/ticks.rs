@@ -224,6 +224,23 @@ mod tests {
         assert_eq!(machine.now(), machine.nanos.get());
     }
 
+    /// The counter of this machine. A thread that is interrupted between two readings sees a difference.
+    #[test]
+    fn the_time_is_that_of_the_clock() {
+        let clock = Clock::start();
+        let mut ticks = TickClock::new(clock);
+        let (mut latest, mut readings, mut apart) = (Instant::ZERO, 0, 0);
+        while clock.now() < Instant::from_nanos(20 * BASELINE_NS) {
+            let (before, now, after) = (clock.now(), ticks.now(), clock.now());
+            assert!(now >= latest, "{now:?} after {latest:?}");
+            latest = now;
+            readings += 1;
+            apart +=
+                u32::from(before.nanos_since(now) > TOLERANCE_NS || now.nanos_since(after) > TOLERANCE_NS);
+        }
+        assert!(apart * 10 < readings, "{apart} of {readings} readings");
+    }
+
     proptest! {
         /// A clock that is slewed, and a counter that may jump.
         #[test]

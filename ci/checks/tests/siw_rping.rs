@@ -35,43 +35,39 @@ fn siw_client(stage: &Stage, family: Family, size: usize, count: usize) -> Job {
     stage.vm.spawn(&format!("rping -c -v -V -a {address} -S {size} -C {count}")).unwrap()
 }
 
-/// Waits until rping in the machine has verified `count` pings and has exited.
-fn finish_pings(client: Job, count: usize) {
-    let said = finish_rping(client, LONG);
-    assert_eq!(said.matches("ping data:").count(), count, "{said}");
-}
-
-/// Waits until rping in the machine has exited, and returns what it printed. At its end, rping closes the event channel that
+/// Waits until rping in the machine has received `count` pings and has exited. At its end, rping closes the event channel that
 /// another of its threads reads; if that thread notices before the process is gone, it exits with an error of this call.
-fn finish_rping(mut rping: Job, limit: Duration) -> String {
+fn finish_pings(mut rping: Job, limit: Duration, count: usize) {
     let ended = rping.wait(limit).unwrap();
     let said = ended.text();
+    assert_eq!(said.matches("ping data:").count(), count, "{said}");
     let by_itself = ended.status == Some(255) && said.contains("rdma_get_cm_event: Bad file descriptor");
     assert!(ended.status == Some(0) || by_itself, "{:?}: {said}", ended.status);
-    said
 }
 
 #[test]
 fn siw_rping_is_the_server() {
     let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let cases = [
-        (Family::V4, 64, "-C 20"),
-        (Family::V6, 64, "-C 20"),
-        (Family::V4, 4001, "-C 10"),
-        (Family::V6, 65535, "-C 5"),
-        (Family::V4, 20000, "-C 5 --no-crc"),
+        (Family::V4, 64, 20, ""),
+        (Family::V6, 64, 20, ""),
+        (Family::V4, 4001, 10, ""),
+        (Family::V6, 65535, 5, ""),
+        (Family::V4, 20000, 5, "--no-crc"),
         // siw's responder accepts a Write or a Read as RTR.
-        (Family::V4, 64, "-C 5 --p2p write"),
-        (Family::V6, 64, "-C 5 --p2p read"),
-        (Family::V4, 64, "-C 5 --p2p empty,send,read,write"),
+        (Family::V4, 64, 5, "--p2p write"),
+        (Family::V6, 64, 5, "--p2p read"),
+        (Family::V4, 64, 5, "--p2p empty,send,read,write"),
     ];
     let record = stage.judged(Ending::Orderly, || {
-        for (family, size, more) in cases {
+        for (family, size, count, more) in cases {
             let server = server(&stage, family, size);
-            let said = client(&stage, family, size, &format!("--markers off {more}")).finish(LONG).unwrap();
-            assert!(said.contains(" rounds"), "{said}");
+            let said = client(&stage, family, size, &format!("--markers off -C {count} {more}"))
+                .finish(LONG)
+                .unwrap();
+            assert!(said.contains(" rounds"), "{more}: {said}");
             // The server treats the end of its only client as an error only during a round.
-            finish_rping(server, SHORT);
+            finish_pings(server, SHORT, count);
         }
     });
     let record = record.unwrap();
@@ -103,7 +99,7 @@ fn siw_rping_is_the_client() {
         for (family, size, count, parameter, value) in cases {
             stage.vm.tune(parameter, value).unwrap();
             let server = our_server(&stage, family, size, "");
-            finish_pings(siw_client(&stage, family, size, count), count);
+            finish_pings(siw_client(&stage, family, size, count), LONG, count);
             let said = server.finish(SHORT).unwrap();
             assert!(said.contains(&format!("{count} rounds, the client disconnected")), "{said}");
         }
@@ -169,7 +165,7 @@ fn siw_rping_completes_despite_loss_and_reordering() {
             server.wait(SHORT).unwrap();
         }
         let server = our_server(&stage, Family::V4, 60000, "");
-        finish_pings(siw_client(&stage, Family::V4, 60000, 5), 5);
+        finish_pings(siw_client(&stage, Family::V4, 60000, 5), LONG, 5);
         server.finish(SHORT).unwrap();
     });
     assert_eq!(record.unwrap().connections.iter().filter(|c| c.crc).count(), 2);

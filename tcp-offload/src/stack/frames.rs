@@ -1,7 +1,7 @@
 //! Reclaims transmit frames that wait for slow peers when frames are scarce
 //! (`docs/decisions/0009-frames-are-shared-by-thresholds.md`).
 
-use super::{MOST_STARVED, Stack, turns::Work};
+use super::{MOST_STARVED, Stack};
 use crate::{
     link::Link,
     time::{Duration, Instant},
@@ -83,13 +83,13 @@ impl<U: Ulp> Stack<U> {
             self.spilled += moved;
             self.counters.spilled_bytes += moved as u64;
             budget -= moved;
-            if moved > 0 {
-                // It may have been limited by its own frames.
-                self.turns.set(index as u32, Work::Send);
-            }
             if let Some(since) = slot.tcp.unacknowledged_since() {
                 let candidate = (since, index as u32);
                 oldest = Some(oldest.map_or(candidate, |oldest| oldest.min(candidate)));
+            }
+            if moved > 0 {
+                // It may have been limited by its own frames.
+                self.make_ready(index as u32);
             }
         }
         // Seven eighths count as full, because the remaining room may be smaller than one segment.

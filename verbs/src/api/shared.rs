@@ -56,6 +56,7 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
     pub(crate) cm: CmTable,
+    /// The clock of the calls that run the engine.
     clock: TickClock,
     /// The time of the next check for changes of the interface.
     pub(super) ask_changes_at: Instant,
