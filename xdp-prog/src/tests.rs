@@ -24,7 +24,7 @@ fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -
     let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
     program.add_socket(0, socket.as_fd()).unwrap();
-    f(&program, &|frame| {
+    let run = |frame: &[u8]| {
         let before = program.counters().unwrap();
         let input = ProgramInput { data_in: Some(frame), ..Default::default() };
         let action = skeleton.progs.xwarp_steer.test_run(input).unwrap().return_value;
@@ -33,6 +33,16 @@ fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -
         let name = |name: &'static str| name.strip_prefix("program.").unwrap_or(name);
         let names = counted.map(|((n, b), (_, a))| if a == b + 1 { name(n) } else { "counted twice" });
         (action, names.collect())
+    };
+    f(&program, &|frame| {
+        let found = run(frame);
+        let (addresses, rest) = frame.split_at(12);
+        if !matches!(rest, [0x81, 0x00, ..] | [0x88, 0xa8, ..]) {
+            // The program parses frames with tags in another way.
+            let tagged = [addresses, &[0x81, 0x00, 0x60, 0], rest].concat();
+            assert_eq!(run(&tagged), found, "with a priority");
+        }
+        found
     });
 }
 
@@ -464,11 +474,14 @@ fn everything_else_passes() {
 /// A frame truncated at any length is steered if it includes the ports and flags, and passed otherwise.
 #[test]
 fn a_frame_cut_anywhere_does_no_harm() {
-    for (ours, peer) in ends() {
-        with_program(&[7, 42], |program, run| {
+    let configurations: [(&[u16], &[(u16, u16)]); 2] = [(&[], &[]), (&[7, 42], &[(0x88a8, 7), (0x8100, 42)])];
+    for ((ours, peer), (vlans, tags)) in
+        ends().into_iter().flat_map(|ends| configurations.map(|tags| (ends, tags)))
+    {
+        with_program(vlans, |program, run| {
             program.add_flow(ours, peer).unwrap();
-            let whole = frame(&[(0x88a8, 7), (0x8100, 42)], &tcp(peer, ours, ack));
-            let headers = 14 + 8 + if ours.is_ipv4() { 20 } else { 40 } + 20;
+            let whole = frame(tags, &tcp(peer, ours, ack));
+            let headers = 14 + 4 * tags.len() + if ours.is_ipv4() { 20 } else { 40 } + 20;
             // The kernel refuses to run a program on less than an Ethernet header.
             for len in 14..=whole.len() {
                 let (action, counted) = run(&whole[..len]);
