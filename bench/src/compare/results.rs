@@ -57,6 +57,10 @@ impl Machine {
         if self.realtime {
             lines.push("all programs ran with a real-time scheduling policy".to_owned());
         }
+        // `ci/profile` sets it.
+        if let Some(build) = option_env!("XWARP_BUILD") {
+            lines.push(format!("a {build} build"));
+        }
         if let Some(ns) = self.system_call {
             lines.push(format!("a system call that does nothing takes {ns:.0} ns"));
         }
