@@ -474,11 +474,10 @@ fn everything_else_passes() {
 /// A frame truncated at any length is steered if it includes the ports and flags, and passed otherwise.
 #[test]
 fn a_frame_cut_anywhere_does_no_harm() {
-    let configurations: [(&[u16], &[(u16, u16)]); 2] = [(&[], &[]), (&[7, 42], &[(0x88a8, 7), (0x8100, 42)])];
-    for ((ours, peer), (vlans, tags)) in
-        ends().into_iter().flat_map(|ends| configurations.map(|tags| (ends, tags)))
-    {
-        with_program(vlans, |program, run| {
+    let tags: [&[(u16, u16)]; 2] = [&[], &[(0x88a8, 7), (0x8100, 42)]];
+    for ((ours, peer), tags) in ends().into_iter().flat_map(|ends| tags.map(|tags| (ends, tags))) {
+        let vlans: Vec<u16> = tags.iter().map(|(_, id)| *id).collect();
+        with_program(&vlans, |program, run| {
             program.add_flow(ours, peer).unwrap();
             let whole = frame(tags, &tcp(peer, ours, ack));
             let headers = 14 + 4 * tags.len() + if ours.is_ipv4() { 20 } else { 40 } + 20;
