@@ -251,7 +251,7 @@ pub struct ImpliedArgs {
 /// `--mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ModeArg {
-    /// The best available: zero-copy, otherwise copy, otherwise generic.
+    /// The best available: zero-copy, otherwise copy, otherwise generic; on a veth of one queue, generic before copy.
     Auto,
     /// Zero-copy AF_XDP, or an error.
     Zerocopy,

@@ -44,7 +44,8 @@ impl From<Hook> for Mode {
 /// Which [`Mode`] to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ModePreference {
-    /// The first mode that works of zero-copy, copy, generic. [`Attributes::mode`] has the chosen mode.
+    /// The first mode that works of zero-copy, copy, generic; on a veth of one queue, generic before copy.
+    /// [`Attributes::mode`] has the chosen mode.
     #[default]
     Probe,
     /// This mode; opening fails if it does not work.

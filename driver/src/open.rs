@@ -187,6 +187,25 @@ fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
     u16::try_from(chunks * CHUNK_CAPACITY - MOST_ETHERNET_BYTES).unwrap_or(u16::MAX)
 }
 
+/// The modes to try in turn, each with whether frames may have several chunks. A kernel before 6.6 does not support such
+/// frames, nor does every network driver in zero-copy mode. `multi_buffer` says whether the MTU needs them.
+///
+/// Generic mode asks for them at every MTU: a peer's kernel on the same host leaves segmentation to the network card, which a
+/// veth has not. With them it is the first choice on a veth of one queue (`docs/decisions/0022-generic-mode-on-veth.md`); of
+/// several queues, it would use the first one only.
+fn attempts(preference: ModePreference, one_queue_veth: bool, multi_buffer: bool) -> Vec<(Mode, bool)> {
+    use Mode::{Copy, Generic, ZeroCopy};
+    let mut attempts = match preference {
+        ModePreference::Force(mode) => vec![(mode, true), (mode, false)],
+        ModePreference::Probe if one_queue_veth => {
+            vec![(Generic, true), (Copy, true), (Copy, false), (Generic, false)]
+        }
+        ModePreference::Probe => [ZeroCopy, Copy, Generic].map(|mode| [(mode, true), (mode, false)]).concat(),
+    };
+    attempts.retain(|(mode, several)| !several || multi_buffer || *mode == Generic);
+    attempts
+}
+
 /// Attaches the program and binds all queues, in the first mode that works. Returns the mode, and the rings and sizes
 /// of each owner. Falls back to frames of one chunk when the kernel refuses longer ones.
 pub(crate) fn bring_up(
@@ -195,18 +214,10 @@ pub(crate) fn bring_up(
     owners: &[Sizes],
     config: &DriverConfig,
 ) -> Result<(Mode, Vec<(Sizes, Rings)>), OpenError> {
-    let modes: &[Mode] = match &config.mode {
-        ModePreference::Probe => &[Mode::ZeroCopy, Mode::Copy, Mode::Generic],
-        ModePreference::Force(mode) => std::slice::from_ref(mode),
-    };
     let mut refusal = None;
-    // A kernel before 6.6 does not support frames of several chunks, and not every network driver supports them in
-    // zero-copy mode.
     let multi_buffer = owners.iter().any(|sizes| sizes.multi_buffer);
-    let frames = if multi_buffer { &[true, false][..] } else { &[false] };
-    for (&mode, &multi_buffer) in
-        modes.iter().flat_map(|mode| frames.iter().map(move |frames| (mode, frames)))
-    {
+    let one_queue_veth = found.carrier.veth && owners.iter().map(|sizes| sizes.queues).sum::<u16>() == 1;
+    for (mode, multi_buffer) in attempts(config.mode, one_queue_veth, multi_buffer) {
         let bring_up = |sizes: &Sizes| {
             let sizes = Sizes { multi_buffer, ..*sizes };
             bring_up_as(mode, program, found, sizes, config).map(|rings| (sizes, rings))

@@ -145,11 +145,16 @@ fn netns_few_chunks_limit_our_paths_only() {
     });
 }
 
-/// Without need for frames of several chunks, the interface is opened without support for them, and stays so.
+/// At an MTU of one chunk, native XDP is opened without support for longer frames, and stays so. Generic mode must receive what
+/// the peer's kernel did not segment.
 #[test]
-fn netns_an_mtu_of_one_chunk_needs_no_chains() {
-    let lab = Lab::with(u32::from(xwarp_driver::SINGLE_CHUNK_MTU), 1);
-    let link = lab.open(Side::A);
-    let (path, largest) = (link.attributes().path_mtu, link.attributes().largest_mtu);
-    assert_eq!((path, largest), (xwarp_driver::SINGLE_CHUNK_MTU, xwarp_driver::SINGLE_CHUNK_MTU));
+fn netns_an_mtu_of_one_chunk_needs_chains_in_generic_mode_only() {
+    let one = xwarp_driver::SINGLE_CHUNK_MTU;
+    for (mode, expected) in [(Mode::Copy, one), (Mode::Generic, u16::MAX)] {
+        let lab = Lab::with(u32::from(one), 1);
+        let config = DriverConfig { mode: ModePreference::Force(mode), ..DriverConfig::default() };
+        let link = lab.open_with(Side::A, &config).unwrap();
+        let (path, largest) = (link.attributes().path_mtu, link.attributes().largest_mtu);
+        assert_eq!((path, largest), (one, expected), "{mode}");
+    }
 }

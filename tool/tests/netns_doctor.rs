@@ -119,7 +119,7 @@ fn netns_doctor_names_the_process_that_holds_an_interface() {
     let (found, problem) = doctor(&lab, &[INTERFACE]);
     assert!(problem);
     let finding = one(&found, "xdp");
-    assert!(text(&finding["found"]).contains("native mode"), "{finding}");
+    assert!(text(&finding["found"]).contains("generic mode"), "{finding}");
     let us = format!("process {}", std::process::id());
     assert!(text(&finding["advice"]).contains(&us), "{finding}");
     drop(held);

@@ -11,6 +11,7 @@ use std::{
 
 use rustix::process::Signal;
 use xwarp_checks::{
+    hostile::{SocketPeer, tagged},
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     perf::Perf,
 };
@@ -287,4 +288,58 @@ fn netns_a_second_open_names_the_process_that_owns_the_interface() {
         drop(open());
     })
     .unwrap();
+}
+
+/// Bytes that each kernel peer writes.
+const WRITTEN: usize = 16 << 20;
+/// Payload of its FPDUs, which are not aligned with its segments.
+const PIECE: usize = 1000;
+
+/// A kernel that leaves segmentation to its network card, which a veth has not, sends frames that are longer than the MTU.
+#[test]
+fn netns_frames_that_the_peers_kernel_did_not_segment_are_received() {
+    let lab = lab();
+    let (keys, key) = std::sync::mpsc::channel();
+    let listening = &Barrier::new(2);
+    let servers = [Family::V4, Family::V6].map(|family| SocketAddr::new(lab.address(Side::B, family), PORT));
+    thread::scope(|scope| {
+        let peer = lab.enter(scope, Side::A, move || {
+            listening.wait();
+            for (server, markers) in servers.into_iter().zip([false, true]) {
+                let mut peer = SocketPeer::started(server, markers, LIMIT).unwrap();
+                let key = key.recv().unwrap();
+                let bytes: Vec<u8> = (0..WRITTEN).map(|at| (at % 251) as u8).collect();
+                let frames: Vec<Vec<u8>> = (bytes.chunks(PIECE).zip((0..).step_by(PIECE)))
+                    .map(|(piece, at)| peer.frame(&tagged(0x40, key, at, piece)))
+                    .collect();
+                for some in frames.chunks(200) {
+                    peer.say(&some.concat()).unwrap();
+                }
+                peer.finish().unwrap();
+                peer.to_the_end().unwrap();
+            }
+        });
+        lab.within(Side::B, || {
+            let device = open();
+            let listeners = servers.map(|server| device.listen(server, ListenOptions::default()).unwrap());
+            listening.wait();
+            for listener in &listeners {
+                let (pd, cq, qp) = parts(&device);
+                let region = pd.allocate(WRITTEN, Access::all()).unwrap();
+                let request = listener.accept(LIMIT).unwrap();
+                let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
+                keys.send(region.key().value()).unwrap();
+                assert!(connection.wait_disconnected(LIMIT).unwrap());
+                let mut written = vec![0; WRITTEN];
+                region.read(0, &mut written).unwrap();
+                assert!(written.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
+                drop((connection, qp, cq, pd));
+            }
+            let [bytes, frames] = ["link.received_bytes", "link.received_frames"]
+                .map(|name| device.counters().value(name).unwrap());
+            assert!(bytes / frames > 4000, "{frames} frames of {bytes} bytes in all: cut to the MTU of 1500");
+        })
+        .unwrap();
+        peer.unwrap().join().unwrap();
+    });
 }

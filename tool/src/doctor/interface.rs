@@ -147,7 +147,7 @@ fn offloads(found: &Inspection) -> Vec<Finding> {
         findings.push(
             Finding::note(
                 "offloads",
-                "the kernel joins received segments (GRO), which matters in generic mode only",
+                "the kernel joins received segments (GRO), which matters in generic mode before kernel 6.6 only",
             )
             .advice(format!("if the mode is generic: ethtool -K {name} gro off")),
         );
