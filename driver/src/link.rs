@@ -8,8 +8,8 @@ use crate::interface::Interface;
 use crate::lease::Lease;
 use crate::sys::{CHUNK_CAPACITY, chunks_of};
 
-/// With at least this number of free chunks, a recycle refills the queue's fill ring at once; fewer wait for the next
-/// call of `receive`.
+/// This number of free chunks is put on the fill ring at a time. A refill reads the flag beside the kernel's position, and
+/// the kernel waits for this cache line with the next frame: for every frame, if chunks were put back one by one.
 const REFILL_BATCH: usize = 32;
 
 impl Link for Interface {
@@ -48,7 +48,7 @@ impl Link for Interface {
                 continue;
             }
             self.rings.complete(queue);
-            self.refill(queue, 1);
+            self.refill(queue);
             let mut bytes = 0;
             let taken = self.rings.receive(queue, room, |arrived| {
                 bytes += u64::from(arrived.bytes);
@@ -72,7 +72,7 @@ impl Link for Interface {
 
     fn recycle(&mut self, frame: RxFrame) {
         self.rings.recycle(frame.head());
-        self.refill(frame.queue().0, REFILL_BATCH);
+        self.refill(frame.queue().0);
     }
 
     fn alloc(&mut self, len: usize) -> Option<TxFrame> {
@@ -115,13 +115,8 @@ impl Link for Interface {
             self.request_kick(queue);
         }
         self.sent_since_flush = false;
-        if self.kicks.serve() {
-            for queue in 0..self.rings.queues() {
-                self.rings.complete(queue);
-                self.refill(queue, 1);
-            }
-        } else if self.rings.transmit_free() < self.sizes.transmit as usize / 2 {
-            // Otherwise the next call of `receive` does it: here a message waits for its kick.
+        // If the caller kicks, a message waits for it here, and the next call of `receive` takes the completions.
+        if self.kicks.serve() || self.rings.transmit_free() < self.sizes.transmit as usize / 2 {
             self.complete();
         }
     }
@@ -179,9 +174,11 @@ impl Interface {
         }
     }
 
-    /// Puts the queue's free chunks on its fill ring if there are at least `at_least`.
-    fn refill(&mut self, queue: u16, at_least: usize) {
-        if self.rings.receive_free(queue) < at_least {
+    /// Puts the queue's free chunks on its fill ring, if they are enough or the ring has no more than them.
+    fn refill(&mut self, queue: u16) {
+        let free = self.rings.receive_free(queue);
+        let filled = self.rx_available(QueueId(queue)) - free;
+        if free == 0 || free < REFILL_BATCH.min(filled) {
             return;
         }
         self.rings.refill(queue);
