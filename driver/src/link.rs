@@ -115,7 +115,7 @@ impl Link for Interface {
             self.request_kick(queue);
         }
         self.sent_since_flush = false;
-        // If the caller kicks, a message waits for it here, and the next call of `receive` takes the completions.
+        // If the caller kicks, a message waits for that now; the next call of `receive` takes the completions.
         if self.kicks.serve() || self.rings.transmit_free() < self.sizes.transmit as usize / 2 {
             self.complete();
         }
@@ -174,7 +174,7 @@ impl Interface {
         }
     }
 
-    /// Puts the queue's free chunks on its fill ring, if they are enough or the ring has no more than them.
+    /// Puts the queue's free chunks on its fill ring, once there are [`REFILL_BATCH`] of them or as many as on the ring.
     fn refill(&mut self, queue: u16) {
         let free = self.rings.receive_free(queue);
         let filled = self.rx_available(QueueId(queue)) - free;

@@ -190,9 +190,9 @@ fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
 /// The modes to try in turn, each with whether frames may have several chunks. A kernel before 6.6 does not support such
 /// frames, nor does every network driver in zero-copy mode. `multi_buffer` says whether the MTU needs them.
 ///
-/// Generic mode asks for them at every MTU: a peer's kernel on the same host leaves segmentation to the network card, which a
-/// veth has not. With them it is the first choice on a veth of one queue (`docs/decisions/0022-generic-mode-on-veth.md`); of
-/// several queues, it would use the first one only.
+/// Generic mode asks for them at every MTU, because a peer's kernel leaves segmentation to its veth, which has no hardware for
+/// it. With them it is the first choice on a veth of one queue (`docs/decisions/0022-generic-mode-on-veth.md`); of several
+/// queues, it would use the first one only.
 fn attempts(preference: ModePreference, one_queue_veth: bool, multi_buffer: bool) -> Vec<(Mode, bool)> {
     use Mode::{Copy, Generic, ZeroCopy};
     let mut attempts = match preference {
@@ -349,4 +349,33 @@ fn memory_error(source: io::Error, sizes: Sizes) -> OpenError {
 
 pub(crate) fn is_permission(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
+}
+
+#[cfg(test)]
+mod tests {
+    use Mode::{Copy, Generic, ZeroCopy};
+
+    use super::*;
+
+    /// Without frames of several chunks, what the peer's kernel did not segment would be lost in generic mode: native XDP is
+    /// better then.
+    #[test]
+    fn generic_mode_is_the_first_choice_on_a_veth_of_one_queue_with_frames_of_several_chunks() {
+        let probed = |veth, long| attempts(ModePreference::Probe, veth, long);
+        let veth = [(Generic, true), (Copy, true), (Copy, false), (Generic, false)];
+        assert_eq!(probed(true, true), veth);
+        assert_eq!(probed(true, false), [veth[0], veth[2], veth[3]]);
+        assert_eq!(
+            probed(false, false),
+            [(ZeroCopy, false), (Copy, false), (Generic, true), (Generic, false)]
+        );
+    }
+
+    #[test]
+    fn a_forced_mode_is_the_only_one() {
+        let forced = |mode, long| attempts(ModePreference::Force(mode), true, long);
+        assert_eq!(forced(Copy, false), [(Copy, false)]);
+        assert_eq!(forced(Copy, true), [(Copy, true), (Copy, false)]);
+        assert_eq!(forced(Generic, false), [(Generic, true), (Generic, false)]);
+    }
 }

@@ -244,6 +244,22 @@ fn netns_a_length_beyond_the_chunk_is_refused() {
     assert!(a.frame_census().nothing_out());
 }
 
+/// The fill ring is refilled in batches, but never left empty while chunks are free.
+#[test]
+fn netns_few_receive_chunks_serve_many_frames() {
+    for receive_chunks in [2, 40] {
+        let lab = Lab::new();
+        let config = DriverConfig { receive_chunks, ..DriverConfig::default() };
+        let (mut a, mut b, frame) = connected(&lab, &config);
+        for n in 0..100 {
+            let bytes = frame.clone().payload(&[n; 100]).build();
+            send_bytes(&mut a, 0, &bytes);
+            assert_eq!(receive_bytes(&mut b), bytes, "frame {n} of {receive_chunks} chunks");
+        }
+        assert_eq!(b.counters().kernel_rx_dropped, 0);
+    }
+}
+
 /// A frame sent on queue q arrives on queue q of the other end of a veth pair.
 #[test]
 fn netns_every_queue_has_a_socket() {

@@ -295,7 +295,7 @@ const WRITTEN: usize = 16 << 20;
 /// Payload of its FPDUs, which are not aligned with its segments.
 const PIECE: usize = 1000;
 
-/// A kernel that leaves segmentation to its network card, which a veth has not, sends frames that are longer than the MTU.
+/// The peer's kernel leaves segmentation to its veth, which has no hardware for it: its frames are longer than the MTU.
 #[test]
 fn netns_frames_that_the_peers_kernel_did_not_segment_are_received() {
     let lab = lab();
