@@ -216,7 +216,7 @@ pub(crate) fn bring_up(
 ) -> Result<(Mode, Vec<(Sizes, Rings)>), OpenError> {
     let mut refusal = None;
     let multi_buffer = owners.iter().any(|sizes| sizes.multi_buffer);
-    let one_queue_veth = found.carrier.veth && owners.iter().map(|sizes| sizes.queues).sum::<u16>() == 1;
+    let one_queue_veth = found.carrier.veth && matches!(owners, [sizes] if sizes.queues == 1);
     for (mode, multi_buffer) in attempts(config.mode, one_queue_veth, multi_buffer) {
         let bring_up = |sizes: &Sizes| {
             let sizes = Sizes { multi_buffer, ..*sizes };

@@ -5,7 +5,7 @@ mod common;
 
 use common::frame::Frame;
 use common::*;
-use xwarp_driver::{DriverConfig, Interface, Mode, ModePreference};
+use xwarp_driver::{DriverConfig, FrameCensus, Interface, Mode, ModePreference};
 use xwarp_tcp::link::{Link, QueueId, RingFull, Steer, TxFrame};
 use xwarp_tcp::wire::Flow;
 
@@ -69,8 +69,12 @@ fn netns_frames_of_every_number_of_chunks_cross_in_both_modes() {
             eventually("all chunks are back", || {
                 a.flush();
                 b.flush();
-                let all = (config.transmit_chunks + config.receive_chunks) as usize;
-                [&a, &b].iter().map(|link| link.frame_census()).all(|census| census.free + census.fill == all)
+                let (transmit, receive) = (config.transmit_chunks as usize, config.receive_chunks as usize);
+                [&a, &b].iter().all(|link| {
+                    let FrameCensus { free, fill, .. } = link.frame_census();
+                    // The fill ring lacks fewer chunks than it is refilled with at a time.
+                    free + fill == transmit + receive && free >= transmit && receive - fill < 32
+                })
             });
             assert_eq!((b.counters().receive_malformed, b.counters().kernel_rx_dropped), (0, 0));
         }

@@ -30,9 +30,9 @@ fn side_b(lab: &Lab, mode: Mode) -> Interface {
     b
 }
 
-/// Sends a megabyte to `to` and back by kernel TCP on both sides.
+/// Sends four megabytes to `to` and back by kernel TCP on both sides.
 fn echo_by_kernel(lab: &Lab, to: SocketAddr) {
-    const BYTES: usize = 1 << 20;
+    const BYTES: usize = 4 << 20;
     let listener = lab.run(Side::B, || TcpListener::bind(to).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -66,7 +66,7 @@ fn netns_kernel_traffic_is_undisturbed() {
         let program = b.program_counters().unwrap();
         assert_eq!((program.steered_flow, program.steered_listener, program.steered_icmp), (0, 0, 0));
         assert!(
-            program.passed_icmp >= 6 && program.passed_tcp > 50 && program.passed_fragment >= 12,
+            program.passed_icmp >= 6 && program.passed_tcp > 100 && program.passed_fragment >= 12,
             "{program:?}"
         );
     }
