@@ -54,7 +54,7 @@ impl SharedInterface {
             && match from_clients {
                 FromClients::Native => true,
                 FromClients::Generic => false,
-                // A veth takes redirected frames only while its other end has an XDP program or GRO, and announces the
+                // A veth takes redirected frames only while its other end has a native XDP program or GRO, and announces the
                 // feature only then. When that changes, it drops them silently.
                 FromClients::Probe if found.carrier.veth => false,
                 FromClients::Probe => {
