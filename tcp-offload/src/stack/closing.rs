@@ -107,7 +107,7 @@ impl<U: Ulp> Stack<U> {
 
     /// Removes the steering rule of `flow`, unless an open or half-open connection of this four-tuple still needs it.
     pub(super) fn unsteer_unless_used(&self, link: &mut dyn Link, flow: Flow) {
-        if !self.flows.contains_key(&flow) && !self.half_open.holds(&flow) {
+        if !self.has_connection(&flow) && !self.half_open.holds(&flow) {
             link.unsteer(Steer::Flow(flow));
         }
     }

@@ -231,7 +231,7 @@ impl<U: Ulp> Stack<U> {
         framing: impl Into<FramingConfig>,
         params: ConnectParams,
     ) -> Result<ConnId, ConnectError> {
-        if self.flows.contains_key(&path.flow) {
+        if self.has_connection(&path.flow) {
             return Err(ConnectError::AddressInUse);
         }
         if is_mapped(path.flow.local.ip()) || is_mapped(path.flow.remote.ip()) {
@@ -254,6 +254,11 @@ impl<U: Ulp> Stack<U> {
         self.adopt_path(now, &mut tcp);
         self.counters.active_opens += 1;
         Ok(self.insert(path.flow, tcp, session, None))
+    }
+
+    /// Whether a connection has this four-tuple, be it in TIME-WAIT.
+    pub fn has_connection(&self, flow: &Flow) -> bool {
+        self.flows.contains_key(flow)
     }
 
     fn insert(

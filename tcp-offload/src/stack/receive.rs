@@ -45,7 +45,7 @@ impl<U: Ulp> Stack<U> {
             Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
             Ok(Inbound::Icmp(error)) => {
                 let elsewhere =
-                    !self.flows.contains_key(&error.flow) && self.hand_over(link, &frame, &error.flow);
+                    !self.has_connection(&error.flow) && self.hand_over(link, &frame, &error.flow);
                 link.recycle(frame);
                 if !elsewhere {
                     self.receive_icmp(now, link, error, ulp);

@@ -465,7 +465,7 @@ impl SharedEngine {
                 self.interface_changed(state, now, change);
             }
             state.look_up_next_hops();
-            state.cm.end_rests(now);
+            state.cm.end_rests(now, state.engine.stack());
         }
         while let Some(event) = state.engine.next_cm_event() {
             state.dispatch(now, event);

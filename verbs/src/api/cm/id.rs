@@ -17,7 +17,7 @@ use xwarp_tcp::{
 use super::{
     AcceptOptions, ChannelQueue, CmError, ConnectOptions, EventChannel, ListenOptions,
     channel::{Event, EventKind, Queued},
-    table::{CmKey, CmState, Identifier, LocalPorts},
+    table::{CmKey, CmState, Identifier, LocalPort, LocalPorts},
 };
 use crate::{
     api::{
@@ -273,20 +273,21 @@ impl CmId {
                 let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
                 // A port that was bound, or reserved by a call on another thread, takes precedence over the new
                 // reservation.
-                let bound = entry.port.clone().map(LocalPorts::single);
+                let bound = entry.connection_port().map(LocalPorts::single);
                 let (CmState::RouteResolved(route), Some(peer), Some(ports)) =
                     (&entry.state, entry.peer, bound.or(reserved))
                 else {
                     return Err(entry.wrong_state("connect"));
                 };
-                let path = route.path(ports.port.port, peer);
-                let fallbacks = ports.fallbacks.iter().map(|port| route.path(port.port, peer)).collect();
+                let path = |port: &LocalPort| route.path(port.flow.local.port(), peer);
+                let fallbacks = ports.fallbacks.iter().map(path).collect();
+                let path = path(&ports.port);
                 let params = ConnectParams { ird, ord, private_data, framing, fallbacks };
                 engine.connect(now, &mut **link, qp, path, params)?;
                 tracing::debug!(qp = qp.number(), local = %path.flow.local, remote = %path.flow.remote, "connecting");
                 if let Some(entry) = cm.entries.get_mut(&self.key) {
                     entry.local = Some(path.flow.local);
-                    entry.port = Some(Arc::clone(&ports.port));
+                    entry.port = Some(Arc::clone(&ports.port.reservation));
                     entry.close_with_peer = close_with_peer;
                 }
                 cm.connecting(self.key, qp, Some(ports));
@@ -314,17 +315,17 @@ impl CmId {
 
     /// Reserves a port with which the peer's frames arrive on a queue of the identifier's engine, as far as that is known. If
     /// none of [`MOST_DRAWS`] is one, the frames are handed over.
-    fn reserve_arriving(&self, source: IpAddr, peer: SocketAddr) -> Result<Arc<PortReservation>, CmError> {
+    fn reserve_arriving(&self, source: IpAddr, peer: SocketAddr) -> Result<LocalPort, CmError> {
         let remote = SocketAddr::new(peer.ip(), peer.port());
         // The others stay reserved meanwhile, so that none is drawn twice.
         let mut drawn = Vec::new();
         loop {
-            let port = self.reserve(SocketAddr::new(source, 0))?;
-            let flow = Flow { local: SocketAddr::new(source, port.port), remote };
+            let reservation = self.reserve(SocketAddr::new(source, 0))?;
+            let flow = Flow { local: SocketAddr::new(source, reservation.port), remote };
             if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver.arrives_here(&flow) {
-                return Ok(port);
+                return Ok(LocalPort { flow, reservation });
             }
-            drawn.push(port);
+            drawn.push(reservation);
         }
     }
 
@@ -362,7 +363,7 @@ impl CmId {
                 let AcceptOptions { private_data, ird, ord, close_with_peer } = options;
                 engine.accept(request, qp, AcceptParams { ird, ord, private_data })?;
                 entry.close_with_peer = close_with_peer;
-                let ports = entry.port.clone().map(LocalPorts::single);
+                let ports = entry.connection_port().map(LocalPorts::single);
                 cm.answered(request);
                 cm.connecting(self.key, qp, ports);
                 state.tune(now, self.key)

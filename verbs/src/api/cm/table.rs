@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use xwarp_rnic::rnic::{self, CmEvent, PeerDepths, QpId, RequestId, StreamId};
+use xwarp_rnic::rnic::{self, CmEvent, PeerDepths, QpId, RequestId, Rnic, StreamId};
 use xwarp_tcp::{
+    stack::Stack,
     tcp::Tuning,
     time::Instant,
     ulp::{CloseReason, ListenerId},
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{
     api::{device::DeviceInner, shared::State},
-    interface::{PortReservation, Route},
+    interface::{Flow, PortReservation, Route},
 };
 
 /// The name of an identifier in events, never reused in the life of a device.
@@ -122,23 +123,39 @@ impl Identifier {
         Self { local: self.local, port: self.port.clone(), tuning: self.tuning, ..Self::new(&self.channel) }
     }
 
+    /// The port of a connection to the peer, if the identifier has one.
+    pub(super) fn connection_port(&self) -> Option<LocalPort> {
+        let (local, peer, reservation) = (self.local?, self.peer?, self.port.clone()?);
+        let flow = Flow {
+            local: SocketAddr::new(local.ip(), reservation.port),
+            remote: SocketAddr::new(peer.ip(), peer.port()),
+        };
+        Some(LocalPort { flow, reservation })
+    }
+
     /// The error of a call that does not fit the state.
     pub(super) fn wrong_state(&self, call: &'static str) -> CmError {
         CmError::State { call, state: self.state.name() }
     }
 }
 
+/// The local port of a connection, or of one attempt to make it.
+pub(super) struct LocalPort {
+    pub(super) flow: Flow,
+    pub(super) reservation: Arc<PortReservation>,
+}
+
 /// The reserved ports of one connection.
 pub(super) struct LocalPorts {
     /// Of the connection, or of the first attempt.
-    pub(super) port: Arc<PortReservation>,
+    pub(super) port: LocalPort,
     /// Of an initiator's further attempts in their order, while there may be some.
-    pub(super) fallbacks: Vec<Arc<PortReservation>>,
+    pub(super) fallbacks: Vec<LocalPort>,
 }
 
 impl LocalPorts {
     /// The port of a connection without further attempts.
-    pub(super) const fn single(port: Arc<PortReservation>) -> Self {
+    pub(super) const fn single(port: LocalPort) -> Self {
         Self { port, fallbacks: Vec::new() }
     }
 }
@@ -158,8 +175,8 @@ pub(crate) struct CmTable {
     by_request: HashMap<RequestId, CmKey>,
     /// Ports of connections, until the connections have ended completely.
     in_use: HashMap<QpId, LocalPorts>,
-    /// Ports of connections in TIME-WAIT, by its end.
-    resting: VecDeque<(Instant, Arc<PortReservation>)>,
+    /// Ports of ended connections, and when to look whether they can be released.
+    resting: VecDeque<(Instant, LocalPort)>,
     time_wait: Duration,
 }
 
@@ -345,7 +362,9 @@ impl CmTable {
     fn pass_port_on(&mut self, now: Instant, qp: QpId, port: u16) {
         let Some(ports) = self.in_use.get_mut(&qp) else { return };
         let mut fallbacks = std::mem::take(&mut ports.fallbacks);
-        let Some(used) = fallbacks.iter().position(|fallback| fallback.port == port) else { return };
+        let Some(used) = fallbacks.iter().position(|fallback| fallback.flow.local.port() == port) else {
+            return;
+        };
         fallbacks.truncate(used + 1);
         let Some(last) = fallbacks.pop() else { return };
         fallbacks.push(std::mem::replace(&mut ports.port, last));
@@ -362,9 +381,8 @@ impl CmTable {
         }
     }
 
-    /// Keeps the port of an ended connection for the shortest TIME-WAIT, here or at the peer. If TIME-WAIT lasts
-    /// longer, the stack refuses the four-tuple.
-    fn rest(&mut self, now: Instant, port: Arc<PortReservation>) {
+    /// Keeps the port of an ended connection for the shortest TIME-WAIT, here or at the peer.
+    fn rest(&mut self, now: Instant, port: LocalPort) {
         self.resting.push_back((now + self.time_wait, port));
     }
 
@@ -373,10 +391,14 @@ impl CmTable {
         self.resting.front().map(|(until, _)| *until)
     }
 
-    /// Releases the ports of ended connections whose time has passed.
-    pub(crate) fn end_rests(&mut self, now: Instant) {
-        while self.next_rest_end().is_some_and(|until| until <= now) {
-            self.resting.pop_front();
+    /// Releases the ports of ended connections whose time has passed, except those that `stack` still needs: it may have
+    /// data to send, or a longer TIME-WAIT, and would refuse a new connection of the same four-tuple.
+    pub(crate) fn end_rests(&mut self, now: Instant, stack: &Stack<Rnic>) {
+        for _ in 0..self.resting.len() {
+            let Some((_, port)) = self.resting.pop_front_if(|(until, _)| *until <= now) else { return };
+            if stack.has_connection(&port.flow) {
+                self.rest(now, port);
+            }
         }
     }
 
@@ -480,7 +502,7 @@ impl State {
             CmEvent::RequestGone { request } => cm.request_gone(request),
             CmEvent::Established { qp, local, remote, private_data, ird, ord, peer } => {
                 cm.pass_port_on(now, qp, local.port());
-                let port = cm.in_use.get(&qp).map(|ports| Arc::clone(&ports.port));
+                let port = cm.in_use.get(&qp).map(|ports| Arc::clone(&ports.port.reservation));
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
                     (entry.local, entry.peer) = (Some(local), Some(remote));
                     // Not that of the first attempt.
