@@ -134,7 +134,10 @@ impl Interface {
         let mut interfaces = Vec::with_capacity(leases.len());
         for ((lease, (sizes, rings)), (monitor, netlink)) in leases.into_iter().zip(rings).zip(monitors) {
             let attributes = found.clone().attributes(mode, &sizes, id);
-            tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
+            tracing::info!(
+                interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu,
+                checksum_offload = rings.completes_checksums(), "opened"
+            );
             let watch = Watch::new(monitor, netlink, attributes, |event| follow(lease.program(), &event))
                 .map_err(system("reading addresses"))?;
             let arrivals =

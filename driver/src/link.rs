@@ -17,6 +17,10 @@ impl Link for Interface {
         CHUNK_CAPACITY
     }
 
+    fn offloads_checksums(&self) -> bool {
+        self.rings.completes_checksums()
+    }
+
     fn tx_available(&self) -> usize {
         self.rings.transmit_free()
     }
@@ -95,7 +99,7 @@ impl Link for Interface {
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
         // An interface may have fewer transmit than receive queues.
         let queue = queue.0 % self.sizes.transmit_queues;
-        let Some(chunks) = self.rings.submit(queue, frame.head(), len) else {
+        let Some(chunks) = self.rings.submit(queue, frame.head(), len, frame.left_checksum()) else {
             self.counters.transmit_ring_full += 1;
             return Err(RingFull);
         };

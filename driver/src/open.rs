@@ -137,7 +137,9 @@ pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenE
     let unknown = QueueCounts { receive: carrier.receive_queues, transmit: carrier.transmit_queues };
     let counts = sys::active_queues(socket.as_fd(), &carrier.name).unwrap_or(unknown);
     let multi_buffer = carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
-    Ok(Sizes::new(counts, config.sizes(), multi_buffer))
+    // Of other interfaces it is not known whether they find the headers of a frame that AF_XDP made.
+    let complete_checksums = carrier.veth && sys::offloads_checksums(socket.as_fd(), &carrier.name);
+    Ok(Sizes { complete_checksums, ..Sizes::new(counts, config.sizes(), multi_buffer) })
 }
 
 pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {

@@ -12,21 +12,27 @@
 
 mod ethtool;
 mod memory;
+mod metadata;
 mod ring;
+mod sizes;
 
 use std::io;
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
-use xwarp_control::Sizes as ChunkSizes;
 use xwarp_tcp::link::ChunksMut;
 
-pub(crate) use self::ethtool::{QueueCounts, active_queues, joins_segments, strips_vlan_tags};
+pub(crate) use self::ethtool::{
+    QueueCounts, active_queues, joins_segments, offloads_checksums, strips_vlan_tags,
+};
 pub(crate) use self::memory::Memory;
-use self::ring::{Descriptor, Entries, SocketRings};
+use self::metadata::TransmitMetadata;
+use self::ring::{Descriptor, SocketRings};
+pub(crate) use self::sizes::Sizes;
 use crate::chains::Chains;
 use crate::frames::{FrameCensus, FrameTable, Place};
 
@@ -34,7 +40,7 @@ use crate::frames::{FrameCensus, FrameTable, Place};
 pub(crate) const CHUNK_BYTES: usize = 4096;
 
 /// Bytes at the start of each received chunk that the kernel reserves for XDP programs (`XDP_PACKET_HEADROOM`). Transmitted
-/// chunks leave them unused too, so that both directions have chunks of one capacity.
+/// chunks have room for metadata there, so that both directions have chunks of one capacity.
 const HEADROOM_BYTES: usize = 256;
 
 /// Largest number of bytes of a frame in one chunk.
@@ -64,6 +70,8 @@ pub(crate) struct Rings {
     completed: [u64; BATCH],
     /// The socket to which the memory was registered, until it is bound to the first queue.
     unbound: Option<Queue>,
+    /// The memory is registered for [`TransmitMetadata`].
+    metadata: bool,
     memory: Memory,
 }
 
@@ -125,93 +133,6 @@ pub(crate) struct Taken {
     pub malformed: usize,
 }
 
-/// Sizes of memory and rings.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
-    /// Receive queues; each gets a socket.
-    pub queues: u16,
-    /// Transmit queues: the first ones of the receive queues.
-    pub transmit_queues: u16,
-    /// The interface's number of the first queue, and the distance to the next one.
-    pub first_queue: u16,
-    pub queue_step: u16,
-    pub receive_per_queue: u32,
-    pub transmit: u32,
-    /// A power of two.
-    pub transmit_ring: u32,
-    /// Frames may have several chunks.
-    pub multi_buffer: bool,
-}
-
-impl Sizes {
-    /// The sizes for these queues, of which each has receive chunks of its own.
-    pub(crate) fn new(queues: QueueCounts, chunks: ChunkSizes, multi_buffer: bool) -> Self {
-        let most = queues.receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES));
-        Self {
-            queues: most as u16,
-            transmit_queues: queues.transmit.clamp(1, most) as u16,
-            first_queue: 0,
-            queue_step: 1,
-            receive_per_queue: chunks.receive_chunks,
-            transmit: chunks.transmit_chunks,
-            transmit_ring: chunks.ring,
-            multi_buffer,
-        }
-    }
-
-    /// The sizes of a granted interface, which has one queue.
-    pub(crate) fn granted(chunks: ChunkSizes, multi_buffer: bool) -> Self {
-        Self::new(QueueCounts { receive: 1, transmit: 1 }, chunks, multi_buffer)
-    }
-
-    /// The sizes of `count` owners of the interface, of which each has every `count`-th queue, so that each can transmit on its
-    /// first one. `None` when there are too few queues.
-    pub(crate) fn split(self, count: u16) -> Option<Vec<Self>> {
-        if count == 0 || count > self.transmit_queues {
-            return None;
-        }
-        let part = |queues: u16, first: u16| (queues - first).div_ceil(count);
-        let sizes = |first| Self {
-            queues: part(self.queues, first),
-            transmit_queues: part(self.transmit_queues, first),
-            first_queue: first,
-            queue_step: count,
-            ..self
-        };
-        Some((0..count).map(sizes).collect())
-    }
-
-    /// The interface's number of a queue.
-    pub(crate) const fn number_of(&self, queue: u16) -> u16 {
-        self.first_queue + queue * self.queue_step
-    }
-
-    /// Groups of receive chunks: one for each queue, and with several owners one for the frames that the others hand over,
-    /// whose number follows the last queue's.
-    const fn receive_groups(&self) -> u16 {
-        self.queues + (self.queue_step > 1) as u16
-    }
-
-    pub(crate) const fn chunks(&self) -> u32 {
-        self.receive_groups() as u32 * self.receive_per_queue + self.transmit
-    }
-
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.chunks() as u64 * CHUNK_BYTES as u64
-    }
-
-    /// Entries of each queue's rings.
-    fn entries(&self) -> Entries {
-        Entries { receive: self.receive_per_queue.next_power_of_two(), transmit: self.transmit_ring }
-    }
-
-    /// Largest number of chunks of a frame; rings and memory of each direction have room for at least four such frames.
-    pub(crate) fn frame_chunks(&self) -> usize {
-        let least = self.receive_per_queue.min(self.transmit).min(self.transmit_ring) / 4;
-        if self.multi_buffer { MOST_CHUNKS.min(least as usize).max(1) } else { 1 }
-    }
-}
-
 /// Chunks of a frame of `len` bytes.
 pub(crate) const fn chunks_of(len: usize) -> usize {
     if len == 0 { 1 } else { len.div_ceil(CHUNK_CAPACITY) }
@@ -242,16 +163,17 @@ impl Partial {
     }
 }
 
-/// An AF_XDP socket to which `memory` is registered, with rings. It is not bound.
-fn socket_over(memory: &Memory, sizes: &Sizes) -> io::Result<OwnedFd> {
+/// An AF_XDP socket to which `memory` is registered, with [`TransmitMetadata`] in front of frames or without, and with rings. It
+/// is not bound.
+fn socket_over(memory: &Memory, sizes: &Sizes, metadata: bool) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let registration = XdpUmemReg {
         addr: memory.mapping.start().as_ptr() as u64,
         len: memory.mapping.len() as u64,
         chunk_size: CHUNK_BYTES as u32,
         headroom: 0,
-        flags: XdpUmemRegFlags::empty(),
-        tx_metadata_len: 0,
+        flags: if metadata { TransmitMetadata::REGISTERED } else { XdpUmemRegFlags::empty() },
+        tx_metadata_len: if metadata { TransmitMetadata::BYTES as u32 } else { 0 },
     };
     sockopt::set_xdp_umem_reg(&socket, registration)?;
     ring::make(socket.as_fd(), sizes.entries())?;
@@ -271,7 +193,7 @@ pub(crate) fn socket_for(
     flags: SocketAddrXdpFlags,
 ) -> io::Result<OwnedFd> {
     let memory = Memory::of(memory, sizes.bytes() as usize)?;
-    let socket = socket_over(&memory, &sizes)?;
+    let socket = socket_over(&memory, &sizes, false)?;
     bind(&socket, &SocketAddrXdp::new(with_chains(flags, &sizes), index, 0))?;
     Ok(socket)
 }
@@ -294,8 +216,16 @@ impl Rings {
     /// Allocates and registers the frame memory; no queue is bound yet.
     pub(crate) fn new(sizes: Sizes) -> io::Result<Self> {
         let memory = Memory::new(sizes.bytes() as usize)?;
-        let queue = Queue::over(socket_over(&memory, &sizes)?, &sizes)?;
-        Ok(Self::without_queues(memory, sizes, Some(queue)))
+        let wanted = sizes.complete_checksums;
+        let (socket, metadata) = match socket_over(&memory, &sizes, wanted) {
+            // A kernel before 6.8 knows no metadata.
+            Err(error) if wanted && error.raw_os_error() == Some(libc::EINVAL) => {
+                (socket_over(&memory, &sizes, false)?, false)
+            }
+            socket => (socket?, wanted),
+        };
+        let queue = Queue::over(socket, &sizes)?;
+        Ok(Self { metadata, ..Self::without_queues(memory, sizes, Some(queue)) })
     }
 
     /// One queue over a bound socket, to which `memory` is registered with `sizes`.
@@ -315,8 +245,14 @@ impl Rings {
             scratch: [Descriptor::default(); BATCH],
             completed: [0; BATCH],
             unbound,
+            metadata: false,
             memory,
         }
+    }
+
+    /// Whether the kernel completes the checksums of frames.
+    pub(crate) fn completes_checksums(&self) -> bool {
+        self.metadata
     }
 
     /// Binds a socket to the next queue of interface `index` and fills its fill ring. `flags` count for
@@ -540,10 +476,17 @@ impl Rings {
 
     /// Puts the first `len` bytes of a retained frame on the queue's transmit ring, and frees the chunks behind
     /// them. Returns the number of chunks that the frame has now. `None` when the ring has no room for all of
-    /// them or the frame is still being sent; nothing has changed then.
+    /// them or the frame is still being sent; nothing has changed then. The kernel completes the checksum of the TCP header
+    /// that begins at byte `left_checksum`, if it [does that](Self::completes_checksums).
     ///
     /// The queue must be one that can transmit: the kernel does not check.
-    pub(crate) fn submit(&mut self, queue: u16, head: u32, len: usize) -> Option<u16> {
+    pub(crate) fn submit(
+        &mut self,
+        queue: u16,
+        head: u32,
+        len: usize,
+        left_checksum: Option<NonZeroU16>,
+    ) -> Option<u16> {
         let count = chunks_of(len);
         if count > self.chains.len(head).min(BATCH) || !self.is_retained(head) {
             return None;
@@ -556,11 +499,20 @@ impl Rings {
             let released = self.frames.release(chunk);
             debug_assert!(released.is_ok(), "chunk {chunk} is retained");
         }
+        let mut first = 0;
+        if let Some(header) = left_checksum.filter(|_| self.metadata) {
+            let metadata = TransmitMetadata::complete_tcp_checksum(header.get());
+            let at = Self::blank(head) as usize - TransmitMetadata::BYTES;
+            // SAFETY: the chunk is `Retained`, so the kernel does not use it, and `&mut self` keeps every reference to it away.
+            // The headroom is inside the chunk and has room for the metadata, and its end is aligned like the chunk.
+            unsafe { self.memory.mapping.start().add(at).cast().write(metadata) };
+            first = TransmitMetadata::PRESENT;
+        }
         // From now on the chunks are `Sending`, so we do not write them.
         for (at, chunk) in self.chains.iter(head).enumerate() {
             let sending = self.frames.sending(chunk);
             debug_assert!(sending.is_ok(), "chunk {chunk} is retained");
-            let options = if at + 1 < count { CONTINUED } else { 0 };
+            let options = std::mem::take(&mut first) | if at + 1 < count { CONTINUED } else { 0 };
             let len = (len - at * CHUNK_CAPACITY).min(CHUNK_CAPACITY) as u32;
             transmit.push(Descriptor { address: Self::blank(chunk), len, options });
         }

@@ -8,7 +8,7 @@
 
 mod forward;
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use smallvec::SmallVec;
 
@@ -70,12 +70,14 @@ impl RxFrame {
 pub struct TxFrame {
     head: u32,
     chunks: u16,
+    /// Where the TCP header begins whose checksum is left to the link.
+    left_checksum: Option<NonZeroU16>,
 }
 
 impl TxFrame {
     /// A token, created by the link in [`Link::alloc`].
     pub const fn new(head: u32, chunks: u16) -> Self {
-        Self { head, chunks }
+        Self { head, chunks, left_checksum: None }
     }
 
     /// The link's name for the first chunk.
@@ -86,6 +88,17 @@ impl TxFrame {
     /// How many chunks the frame has; at least one.
     pub const fn chunks(&self) -> usize {
         self.chunks as usize
+    }
+
+    /// Leaves the checksum of the TCP header that begins at byte `header` of the frame to the link, which must
+    /// [offload](Link::offloads_checksums) it: the field contains the sum of the pseudo-header. `None` if it is complete.
+    pub const fn leave_checksum(&mut self, header: Option<NonZeroU16>) {
+        self.left_checksum = header;
+    }
+
+    /// For the link: where the TCP header begins whose checksum was [left](Self::leave_checksum) to the link.
+    pub const fn left_checksum(&self) -> Option<NonZeroU16> {
+        self.left_checksum
     }
 
     /// For the link: removes all chunks but the first `chunks` from the frame.
@@ -419,6 +432,12 @@ pub enum Kicked {
 pub trait Link: Send {
     /// Bytes that one chunk can carry on transmit.
     fn chunk_bytes(&self) -> usize;
+
+    /// Whether the link completes the checksum of a frame to which [it was left](TxFrame::leave_checksum), or hands the
+    /// frame to a receiver that needs no checksum. The answer never changes.
+    fn offloads_checksums(&self) -> bool {
+        false
+    }
 
     /// Free transmit chunks.
     fn tx_available(&self) -> usize;

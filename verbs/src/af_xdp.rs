@@ -211,6 +211,6 @@ impl Interface for AfXdp {
 }
 
 impl Link for AfXdp {
-    forward_link!(driver: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle,
-        alloc, tx_chunks_into, submit, release, flush, steer, unsteer, hand_over);
+    forward_link!(driver: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, receive, rx_chunks,
+        rx_head, recycle, alloc, tx_chunks_into, submit, release, flush, steer, unsteer, hand_over);
 }

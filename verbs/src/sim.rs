@@ -153,8 +153,8 @@ impl Resolver for SimResolver {
 }
 
 impl Link for SimInterface {
-    forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, rx_head, recycle, alloc,
-        tx_chunks_into, submit, release, steer, unsteer);
+    forward_link!(link: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, rx_chunks, rx_head,
+        recycle, alloc, tx_chunks_into, submit, release, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         self.wire.advance(self.clock.now());

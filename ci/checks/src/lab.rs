@@ -184,6 +184,11 @@ impl Lab {
         Ok(text)
     }
 
+    /// Turns checksum offload off on one side, for captures: to Wireshark, partial checksums are wrong.
+    pub fn without_checksum_offload(&self, side: Side) -> Result<()> {
+        self.run(side, "ethtool", &["-K", INTERFACE, "tx", "off"]).map(drop)
+    }
+
     /// Runs `work` on a thread of this process that is moved into one namespace; threads that it starts and
     /// sockets that it opens belong to that namespace too.
     pub fn within<T: Send>(&self, side: Side, work: impl FnOnce() -> T + Send) -> Result<T> {

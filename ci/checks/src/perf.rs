@@ -89,7 +89,7 @@ impl<'a> Perf<'a> {
         self
     }
 
-    /// Captures the client's traffic.
+    /// Captures the client's traffic, with complete checksums.
     #[must_use]
     pub fn captured(mut self) -> Self {
         self.capture = true;
@@ -116,6 +116,9 @@ impl<'a> Perf<'a> {
         let pcap = self.pcap().to_string_lossy().into_owned();
         let mut args = vec![self.test, "-d", INTERFACE, "--out_json", "--out_json_file", &json];
         args.extend(self.both.iter().chain(own).map(String::as_str));
+        if self.capture {
+            self.lab.without_checksum_offload(side)?;
+        }
         if self.capture && side == Side::A {
             args.extend(["--pcap", &pcap]);
         }

@@ -168,6 +168,8 @@ const SDP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sdp.lu
 /// The capture of a killed program may end within a frame. tshark reads all frames before and says so, which is no complaint.
 pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
     let mut command = tshark(path)?;
+    // Those that were left to the kernel are partial, and Wireshark would not reassemble their segments.
+    command.args(["-o", "tcp.check_checksum:FALSE"]);
     command.args(["-X", &format!("lua_script:{SDP_SCRIPT}"), "-Y", "sdpiwarp", "-T", "fields"]);
     command.args(["-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
     for field in

@@ -187,6 +187,9 @@ fn converse(family: Family) {
     let lab = Lab::up(LabOptions::default()).unwrap();
     let address = SocketAddr::new(lab.address(Side::B, family), PORT);
     let capture = lab.file("messages.pcapng");
+    for side in [Side::A, Side::B] {
+        lab.without_checksum_offload(side).unwrap();
+    }
     let (tell, keys) = mpsc::channel();
     thread::scope(|scope| {
         let server = lab.enter(scope, Side::B, move || serve(address, &tell)).unwrap();

@@ -27,6 +27,7 @@ struct EthtoolValue {
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GGRO: u32 = 0x2b;
+const ETHTOOL_GTXCSUM: u32 = 0x16;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 
@@ -57,6 +58,11 @@ pub(crate) fn strips_vlan_tags(any_socket: BorrowedFd<'_>, name: &str) -> bool {
 pub(crate) fn joins_segments(any_socket: BorrowedFd<'_>, name: &str) -> (bool, bool) {
     let flags = ethtool_value(any_socket, name, ETHTOOL_GFLAGS);
     (ethtool_value(any_socket, name, ETHTOOL_GGRO) != 0, flags & ETH_FLAG_LRO != 0)
+}
+
+/// Whether checksums of transmitted packets are left to the device.
+pub(crate) fn offloads_checksums(any_socket: BorrowedFd<'_>, name: &str) -> bool {
+    ethtool_value(any_socket, name, ETHTOOL_GTXCSUM) != 0
 }
 
 /// The answer to a request that reads one number; 0 when the driver does not report it.

@@ -92,6 +92,22 @@ impl Frame {
         let proto = if self.source.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
         ethernet(self.from, self.to, &self.tags, proto, &self.packet())
     }
+
+    /// The frame with only the sum of the pseudo-header in its checksum field, and where its TCP header begins.
+    pub fn partial(&self) -> (Vec<u8>, usize) {
+        let mut bytes = self.build();
+        let start = bytes.len() - self.payload.len() - TcpHeader::MIN_LEN;
+        let address = |of: SocketAddr| match of.ip() {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let len = (bytes.len() - start) as u16;
+        let mut pseudo = [address(self.source), address(self.destination), vec![0, 6]].concat();
+        pseudo.extend(len.to_be_bytes());
+        let sum = !internet_checksum(&pseudo);
+        bytes[start + 16..start + 18].copy_from_slice(&sum.to_be_bytes());
+        (bytes, start)
+    }
 }
 
 /// A frame around `packet`.

@@ -5,6 +5,7 @@ pub mod frame;
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -148,7 +149,13 @@ pub fn receive_bytes(link: &mut Interface) -> Vec<u8> {
 
 /// Sends one frame with these bytes, and gives its token back.
 pub fn send_bytes(link: &mut Interface, queue: u16, bytes: &[u8]) {
+    send_bytes_leaving(link, queue, bytes, None);
+}
+
+/// The same, and leaves the checksum of the TCP header at byte `left_checksum` to the kernel.
+pub fn send_bytes_leaving(link: &mut Interface, queue: u16, bytes: &[u8], left_checksum: Option<NonZeroU16>) {
     let mut frame = link.alloc(bytes.len()).unwrap();
+    frame.leave_checksum(left_checksum);
     let chunks = link.tx_chunks(&mut frame).unwrap();
     FrameWriter::new(chunks, 0, bytes.len()).put(bytes);
     link.submit(xwarp_tcp::link::QueueId(queue), &mut frame, bytes.len()).unwrap();

@@ -13,7 +13,10 @@ use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
     rdma_tcp::RdmaTcpConfig,
     secret::Secret,
-    sim::{Aim, Faults, Gilbert, Node, Outcome, Recut, Resets, SimLink, Wire, WireConfig, run, run_seeds},
+    sim::{
+        Aim, Checksums, Faults, Gilbert, Node, Outcome, Recut, Resets, SimLink, Wire, WireConfig, run,
+        run_seeds,
+    },
     tcp::{Algorithm, TcpConfig},
     time::Instant,
 };
@@ -214,7 +217,8 @@ fn scenario((seed, framing): (u64, Framing), mtu: u16, config: &WireConfig) -> u
     let mut rng = SmallRng::seed_from_u64(seed);
     let count = rng.random_range(2..=4);
     let mut directions: Vec<Faults> = (0..count).map(|_| faults(&mut rng)).collect();
-    let (wire, links) = Wire::switch(&WireConfig { seed, ..*config }, &directions);
+    let checksums = if seed & 2 == 0 { Checksums::Computed } else { Checksums::Completed };
+    let (wire, links) = Wire::switch(&WireConfig { seed, checksums, ..*config }, &directions);
     let working = Rc::new(Cell::new(0));
     let mut hosts = hosts(&mut rng, links, (seed, framing), mtu, &working);
     let mut go = |from, limit| {

@@ -10,8 +10,8 @@
 /// struct Counting<L>(L, u64);
 ///
 /// impl<L: Link> Link for Counting<L> {
-///     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle,
-///         alloc, tx_chunks_into, release, flush, steer, unsteer, hand_over);
+///     forward_link!(0: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head,
+///         recycle, alloc, tx_chunks_into, release, flush, steer, unsteer, hand_over);
 ///
 ///     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
 ///         self.1 += 1;
@@ -27,6 +27,11 @@ macro_rules! forward_link {
     (@chunk_bytes $inner:tt) => {
         fn chunk_bytes(&self) -> usize {
             self.$inner.chunk_bytes()
+        }
+    };
+    (@offloads_checksums $inner:tt) => {
+        fn offloads_checksums(&self) -> bool {
+            self.$inner.offloads_checksums()
         }
     };
     (@tx_available $inner:tt) => {

@@ -30,7 +30,7 @@ pub use recorded::compare_with_record;
 pub use run::{Node, Outcome, run, run_for};
 pub use seeds::run_seeds;
 pub use ulpdu::{PulledUlpdu, pull, pull_into};
-pub use wire::{Census, SimLink, Wire, WireConfig};
+pub use wire::{Census, Checksums, SimLink, Wire, WireConfig};
 
 use std::net::SocketAddr;
 

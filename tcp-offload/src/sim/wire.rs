@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     hash::{Hash, Hasher},
+    num::NonZeroU16,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -16,10 +17,23 @@ use super::{Direction, Faults, Tally, audit::Audit};
 use crate::{
     link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, chunks_for},
     time::Instant,
+    wire::Sum,
 };
 
 /// Bytes of an Ethernet header with two VLAN tags.
 const MOST_ETHERNET_BYTES: usize = 22;
+
+/// What is done about the TCP checksums of sent frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Checksums {
+    /// The stack computes them.
+    #[default]
+    Computed,
+    /// The link completes them, like the hardware of a NIC.
+    Completed,
+    /// They stay partial, as on a veth pair.
+    Partial,
+}
 
 /// Parameters of a wire and its links.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +46,8 @@ pub struct WireConfig {
     pub rx_chunks: usize,
     /// Chunks that can wait in the transmit ring for a flush.
     pub ring: usize,
+    /// What is done about TCP checksums.
+    pub checksums: Checksums,
     /// Faults from the first link to the second, and back.
     pub faults: [Faults; 2],
     /// Seed of all randomness of the wire.
@@ -45,6 +61,7 @@ impl Default for WireConfig {
             tx_chunks: 1024,
             rx_chunks: 1024,
             ring: 256,
+            checksums: Checksums::default(),
             faults: [Faults::default(); 2],
             seed: 1,
         }
@@ -93,6 +110,14 @@ enum TxPlace {
 struct Outgoing {
     chunks: Vec<Box<[u8]>>,
     place: TxPlace,
+}
+
+/// A frame in the transmit ring.
+struct Submitted {
+    key: usize,
+    len: usize,
+    /// See [`TxFrame::left_checksum`].
+    left_checksum: Option<NonZeroU16>,
 }
 
 struct Port {
@@ -233,10 +258,11 @@ pub struct SimLink {
     end: usize,
     chunk_bytes: usize,
     ring: usize,
+    checksums: Checksums,
     tx: Slab<Outgoing>,
     tx_free: Vec<Box<[u8]>>,
-    /// Submitted and not yet flushed: (frame, length).
-    submitted: VecDeque<(usize, usize)>,
+    /// Submitted and not yet flushed.
+    submitted: VecDeque<Submitted>,
     /// Chunks of the submitted frames.
     submitted_chunks: usize,
     /// The bytes of the received frames whose token is held.
@@ -264,6 +290,7 @@ impl SimLink {
             end,
             chunk_bytes: config.chunk_bytes,
             ring: config.ring,
+            checksums: config.checksums,
             tx: Slab::new(),
             tx_free: (0..config.tx_chunks).map(|_| chunk()).collect(),
             submitted: VecDeque::new(),
@@ -313,9 +340,19 @@ impl SimLink {
     }
 }
 
+/// Completes the partial checksum of the TCP header at byte `header`, as hardware does.
+fn complete_checksum(frame: &mut [u8], header: usize) {
+    let checksum = Sum::of(&frame[header..]).checksum();
+    frame[header + 16..header + 18].copy_from_slice(&checksum.to_be_bytes());
+}
+
 impl Link for SimLink {
     fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
+    }
+
+    fn offloads_checksums(&self) -> bool {
+        self.checksums != Checksums::Computed
     }
 
     fn tx_available(&self) -> usize {
@@ -397,7 +434,9 @@ impl Link for SimLink {
         *place = TxPlace::Sending;
         self.tx_free.extend(chunks.drain(count..));
         frame.shorten(count as u16);
-        self.submitted.push_back((frame.head() as usize, len));
+        let (key, left_checksum) = (frame.head() as usize, frame.left_checksum());
+        assert!(left_checksum.is_none() || self.offloads_checksums(), "a checksum left to nobody");
+        self.submitted.push_back(Submitted { key, len, left_checksum });
         self.submitted_chunks += count;
         Ok(())
     }
@@ -417,12 +456,16 @@ impl Link for SimLink {
         }
         let mut notified = Notified::new();
         let mut shared = self.wire.lock();
-        for (key, len) in self.submitted.drain(..) {
+        for Submitted { key, len, left_checksum } in self.submitted.drain(..) {
             let frame = &mut self.tx[key];
             let mut bytes = frame.chunks.concat();
             bytes.truncate(len);
+            let partial = (self.checksums == Checksums::Partial).then(|| bytes.clone());
+            if let Some(header) = left_checksum {
+                complete_checksum(&mut bytes, header.get().into());
+            }
             shared.audit.sent(&bytes);
-            notified = shared.send(self.end, &bytes);
+            notified = shared.send(self.end, &partial.unwrap_or(bytes));
             if frame.place == TxPlace::SendingReleased {
                 self.tx_free.extend(self.tx.remove(key).chunks);
             } else {

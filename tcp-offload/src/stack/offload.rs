@@ -1,6 +1,6 @@
 //! [`ChecksumOffload`]: whether a peer leaves its TCP checksums to hardware.
 
-/// Number of consecutive segments that contradict a peer's known habit before the habit counts as changed.
+/// Number of consecutive segments with partial checksums after which they are accepted from a peer that has computed its checksums.
 const CHANGE_AFTER: u8 = 3;
 
 /// Whether the peer of one connection leaves its TCP checksums to hardware.
@@ -8,29 +8,45 @@ const CHANGE_AFTER: u8 = 3;
 /// A sender on the same host whose interface offloads checksums stores only the sum of the pseudo-header, and nothing
 /// fills in the rest on a veth pair. Such a checksum protects nothing: of the frames of a peer that does compute
 /// checksums, one corrupted frame in 65536 looks like it and would be accepted. Therefore partial checksums are
-/// accepted only from a peer that sends them habitually.
-#[derive(Debug, Default)]
-pub(super) struct ChecksumOffload {
-    /// Whether the peer sends partial checksums; `None` before its first segment.
-    habit: Option<bool>,
-    /// Consecutive segments of the other kind.
-    contrary: u8,
+/// accepted only from a peer that has sent them from the beginning, or several in a row since.
+///
+/// From then on they are always accepted. A sender computes some checksums itself, and forged segments with complete checksums,
+/// for which nobody has to know a sequence number, must not make the peer's own segments unacceptable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum ChecksumOffload {
+    /// There was no segment yet.
+    #[default]
+    Unknown,
+    /// The peer computes its checksums.
+    Computed {
+        /// Consecutive segments with partial ones.
+        partial: u8,
+    },
+    /// The peer may leave its checksums to hardware.
+    Partial,
 }
 
 impl ChecksumOffload {
+    /// Whether a segment would be admitted and change nothing.
+    pub(super) fn expects(self, partial: bool) -> bool {
+        match self {
+            Self::Unknown => false,
+            Self::Computed { partial: before } => !partial && before == 0,
+            Self::Partial => true,
+        }
+    }
+
     /// Whether a segment may be processed. Its checksum is correct or, with `partial`, only the sum of the
     /// pseudo-header.
     pub(super) fn admits(&mut self, partial: bool) -> bool {
-        let habit = *self.habit.get_or_insert(partial);
-        if habit == partial {
-            self.contrary = 0;
-        } else {
-            self.contrary += 1;
-            if self.contrary == CHANGE_AFTER {
-                *self = Self { habit: Some(partial), contrary: 0 };
-            }
-        }
-        !partial || self.habit == Some(true)
+        *self = match *self {
+            Self::Unknown if partial => Self::Partial,
+            Self::Computed { partial: before } if partial && before + 1 == CHANGE_AFTER => Self::Partial,
+            Self::Computed { partial: before } if partial => Self::Computed { partial: before + 1 },
+            Self::Unknown | Self::Computed { .. } => Self::Computed { partial: 0 },
+            Self::Partial => Self::Partial,
+        };
+        !partial || *self == Self::Partial
     }
 }
 
@@ -40,11 +56,19 @@ mod tests {
 
     fn admitted(segments: &[bool]) -> Vec<bool> {
         let mut offload = ChecksumOffload::default();
-        segments.iter().map(|partial| offload.admits(*partial)).collect()
+        segments
+            .iter()
+            .map(|partial| {
+                let (before, expected) = (offload, offload.expects(*partial));
+                let admitted = offload.admits(*partial);
+                assert!(!expected || admitted && offload == before);
+                admitted
+            })
+            .collect()
     }
 
     #[test]
-    fn a_partial_checksum_is_admitted_by_habit_only() {
+    fn partial_checksums_are_admitted_from_a_peer_that_began_with_them() {
         assert_eq!(admitted(&[true, true]), [true; 2]);
         assert_eq!(
             admitted(&[false, true, false, true, true, false]),
@@ -53,14 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn a_few_complete_checksums_do_not_end_the_habit() {
-        // The kernel computes the checksum of some control segments itself.
-        assert_eq!(admitted(&[true, false, false, true]), [true; 4]);
+    fn complete_checksums_do_not_make_partial_ones_unacceptable() {
+        assert_eq!(admitted(&[true, false, false, false, false, true]), [true; 6]);
     }
 
     #[test]
     fn a_changed_setting_of_the_peer_is_followed() {
         assert_eq!(admitted(&[false, true, true, true, true]), [true, false, false, true, true]);
-        assert_eq!(admitted(&[true, false, false, false, true]), [true, true, true, true, false]);
     }
 }

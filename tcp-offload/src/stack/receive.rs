@@ -2,7 +2,7 @@
 
 use std::vec::Drain;
 
-use super::Stack;
+use super::{Stack, offload::ChecksumOffload};
 use crate::{
     framing::{Carried, Taken, either},
     link::{Link, RxFrame},
@@ -39,6 +39,7 @@ impl<U: Ulp> Stack<U> {
     #[inline(never)]
     fn receive_any(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
         if let Some((index, segment)) = self.recent.read(link, &frame) {
+            self.counters.partial_checksum += u64::from(segment.partial_checksum);
             return self.receive_known(now, link, index, &segment, frame, ulp);
         }
         match wire::parse(link, &frame) {
@@ -101,6 +102,10 @@ impl<U: Ulp> Stack<U> {
         }
         slot.tcp.follow_queue(segment.queue);
         let receipt = slot.tcp.receive(now, link, segment);
+        if slot.tcp.state() == tcp::State::SynSent {
+            // The segment may be a forgery.
+            slot.checksums = ChecksumOffload::default();
+        }
         self.apply_receipt(now, link, index, &receipt, frame, ulp);
     }
 

@@ -41,11 +41,13 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return false };
         let slot = &mut **slot;
         let spare = self.config.most_held_bytes.saturating_sub(self.held);
-        if spare < MOST_PAYLOAD || !slot.is_ordinary() {
+        let partial_checksum = template.partial_checksum();
+        if spare < MOST_PAYLOAD || !slot.is_ordinary() || !slot.checksums.expects(partial_checksum) {
             return false;
         }
         let (conn, bound) = (ConnId { index, generation: slot.generation }, slot.tcp.deadline_bound());
-        let mut last: Option<PlainSegment> = None;
+        let (mut last, mut refused): (Option<PlainSegment>, _) = (None, None);
+        let before = self.counters.frames_in;
         while let Some(plain) = frames.as_slice().first().and_then(|frame| template.read(link, frame)) {
             if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
                 slot.tcp.receive_continuation(&plain);
@@ -58,7 +60,6 @@ impl<U: Ulp> Stack<U> {
             }
             let Some(frame) = frames.next() else { break };
             self.counters.frames_in += 1;
-            slot.checksums.admits(false);
             slot.tcp.follow_queue(frame.queue());
             if let Some(payload) = slot.tcp.predicted_payload(&plain) {
                 let outcome = slot.session.take_straight(ulp, conn, link, &payload, &frame);
@@ -71,9 +72,8 @@ impl<U: Ulp> Stack<U> {
                         Err(halt) => slot.session.receive_rest(now, ulp, conn, link, carried, halt),
                     };
                     if taken != Taken::Whole {
-                        self.payload_offered(now, index, &payload, taken);
-                        self.after_change(now, link, index, None, ulp);
-                        return true;
+                        refused = Some((payload, taken));
+                        break;
                     }
                 }
                 slot.tcp.payload_taken(now, &payload);
@@ -81,6 +81,14 @@ impl<U: Ulp> Stack<U> {
                 link.recycle(frame);
             }
             last = Some(plain);
+        }
+        if partial_checksum {
+            self.counters.partial_checksum += self.counters.frames_in - before;
+        }
+        if let Some((payload, taken)) = refused {
+            self.payload_offered(now, index, &payload, taken);
+            self.after_change(now, link, index, None, ulp);
+            return true;
         }
         if last.is_some() {
             self.after_expected(now, link, index, bound, ulp);

@@ -3,6 +3,8 @@
 
 mod resend;
 
+use std::num::NonZeroU16;
+
 use super::{
     Connection, Filled, Sent, Source, Wants,
     queue::{Payload, SentSegment},
@@ -62,6 +64,8 @@ struct Plan {
     header: usize,
     /// See [`Link::chunk_bytes`].
     chunk_bytes: usize,
+    /// See [`Headers::left_checksum`](crate::wire::Headers::left_checksum).
+    left_checksum: Option<NonZeroU16>,
     /// See [`Connection::reserved_chunks`].
     reserved: usize,
     /// The acknowledgement that they carry, once the first one was filled.
@@ -410,7 +414,8 @@ impl Connection {
     fn plan(&self, link: &dyn Link) -> Plan {
         let chunk_bytes = link.chunk_bytes();
         let reserved = self.reserved_chunks(chunk_bytes);
-        Plan { header: self.header_bytes(), chunk_bytes, reserved, acknowledgement: None }
+        let left_checksum = self.headers.left_checksum(link);
+        Plan { header: self.header_bytes(), chunk_bytes, left_checksum, reserved, acknowledgement: None }
     }
 
     /// Ends the sending of new data: F-RTO and the tail loss probe fall back to retransmission.
@@ -499,13 +504,7 @@ impl Connection {
             }
         };
         let sum =
-            if let Some(payload) = writer.written_last(len).filter(|_| writer.position() == header + len) {
-                Sum::of(payload)
-            } else {
-                let mut payload = RunningSum::default();
-                writer.for_each(header, header + len, |piece| payload.add(piece));
-                payload.sum
-            };
+            if plan.left_checksum.is_none() { payload_sum(&writer, header, len) } else { Sum::default() };
         self.tx.before_new_data(turn.now);
         let acknowledgement = match plan.acknowledgement {
             Some(known) => known,
@@ -515,9 +514,15 @@ impl Connection {
         // Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
         let ecn = if self.marks.is_on() { Ecn::Ect0 } else { Ecn::NotEct };
         let fields = Fields { ecn, ..acknowledgement.fields(self.tx.seq_at(offset), flags) };
-        let written = self.headers.emit(writer.front(header), &fields, len, sum);
+        let written = self.headers.emit(
+            writer.front(header),
+            &fields,
+            len,
+            plan.left_checksum.is_none().then_some(sum),
+        );
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
+        frame.leave_checksum(plan.left_checksum);
         self.counters.bytes_out += len as u64;
         let sent = turn.link.submit(self.path.queue, &mut frame, header + len).is_ok();
         // The link may have shortened the frame.
@@ -557,4 +562,15 @@ impl Connection {
         self.stage.fin_sent(turn.now, offset);
         Ok(())
     }
+}
+
+/// The sum of the `len` bytes of payload that were written behind `header` bytes.
+#[inline]
+fn payload_sum(writer: &FrameWriter<'_>, header: usize, len: usize) -> Sum {
+    if let Some(payload) = writer.written_last(len).filter(|_| writer.position() == header + len) {
+        return Sum::of(payload);
+    }
+    let mut payload = RunningSum::default();
+    writer.for_each(header, header + len, |piece| payload.add(piece));
+    payload.sum
 }

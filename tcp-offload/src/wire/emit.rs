@@ -1,7 +1,7 @@
 //! Headers of transmitted segments. The part that is the same for all frames of a connection is built once
 //! ([`Headers`]); the rest is filled in for each frame.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use etherparse::{
     EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, SingleVlanHeader, VlanId,
@@ -187,11 +187,24 @@ impl Headers {
         self.prefix_len == 0
     }
 
-    /// Writes the headers of a frame whose payload has `payload_len` bytes and the checksum sum `payload`. Returns
-    /// their length, or `None` when `out` is too short or the options too long.
+    /// Where the TCP header begins, if `link` offloads checksums: for [`leave_checksum`](crate::link::TxFrame::leave_checksum).
+    pub fn left_checksum(&self, link: &dyn Link) -> Option<NonZeroU16> {
+        if link.offloads_checksums() { NonZeroU16::new(self.prefix_len as u16) } else { None }
+    }
+
+    /// Writes the headers of a frame whose payload has `payload_len` bytes and the checksum sum `payload`; with `None`, the checksum
+    /// field gets the sum of the pseudo-header only, and the [link](Link::offloads_checksums) must do the rest. Returns their length,
+    /// or `None` when `out` is too short or the options too long.
     #[expect(clippy::inline_always, reason = "its callers know most fields, which then cost nothing")]
     #[inline(always)]
-    pub fn emit(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
+    pub fn emit(
+        &self,
+        out: &mut [u8],
+        fields: &Fields,
+        payload_len: usize,
+        payload: impl Into<Option<Sum>>,
+    ) -> Option<usize> {
+        let payload = payload.into();
         if let Some(timestamps) = fields.options.only_timestamps()
             && self.ip == ETHERNET_HEADER
         {
@@ -212,7 +225,7 @@ impl Headers {
         fields: &Fields,
         timestamps: Timestamps,
         payload_len: usize,
-        payload: Sum,
+        payload: Option<Sum>,
     ) -> Option<usize> {
         let tcp_len = TCP_HEADER + TIMESTAMPS_BYTES;
         let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
@@ -223,17 +236,23 @@ impl Headers {
         }
         self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
         let (head, options) = (tcp_header(fields, self.ports, TIMESTAMPS_BYTES), timestamps.to_bytes());
-        let sum = Sum::of_array(&head).and(Sum::of_array(&options)).and(payload);
-        let sum = sum.and(self.pseudo).and_word((tcp_len + payload_len) as u16);
+        let pseudo = self.pseudo.and_word((tcp_len + payload_len) as u16);
+        let rest_sum = payload.map(|payload| Sum::of_array(&options).and(payload));
         let (to, rest) = tcp.split_first_chunk_mut()?;
-        *to = with_checksum(head, sum);
+        *to = with_checksum(head, pseudo, rest_sum);
         *rest.first_chunk_mut()? = options;
         Some(self.prefix_len + tcp_len)
     }
 
     /// Writes headers of any form.
     #[inline(never)]
-    fn emit_any(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
+    fn emit_any(
+        &self,
+        out: &mut [u8],
+        fields: &Fields,
+        payload_len: usize,
+        payload: Option<Sum>,
+    ) -> Option<usize> {
         let options = fields.options.wire_len();
         if options > MOST_OPTION_BYTES {
             return None;
@@ -245,9 +264,9 @@ impl Headers {
         self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
         let (head, rest) = tcp.split_first_chunk_mut::<TCP_HEADER>()?;
         fields.options.emit(rest)?;
-        let sum = Sum::of(rest).and(payload).and(self.pseudo).and_word((tcp_len + payload_len) as u16);
-        let bytes = tcp_header(fields, self.ports, options);
-        *head = with_checksum(bytes, sum.and(Sum::of_array(&bytes)));
+        let pseudo = self.pseudo.and_word((tcp_len + payload_len) as u16);
+        let rest_sum = payload.map(|payload| Sum::of(rest).and(payload));
+        *head = with_checksum(tcp_header(fields, self.ports, options), pseudo, rest_sum);
         Some(self.prefix_len + tcp_len)
     }
 
@@ -294,10 +313,16 @@ fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADE
     [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, words << 4, bits, w0, w1, 0, 0, 0, 0]
 }
 
-/// The header with the checksum of all that `sum` covers.
-#[inline]
-fn with_checksum(mut header: [u8; TCP_HEADER], sum: Sum) -> [u8; TCP_HEADER] {
-    [header[16], header[17]] = sum.checksum().to_be_bytes();
+/// The header with the checksum over the pseudo-header, itself and the `rest` of the segment, or without `rest` with the sum of the
+/// pseudo-header.
+#[expect(clippy::inline_always, reason = "see `Headers::emit`")]
+#[inline(always)]
+fn with_checksum(mut header: [u8; TCP_HEADER], pseudo: Sum, rest: Option<Sum>) -> [u8; TCP_HEADER] {
+    let checksum = match rest {
+        Some(rest) => pseudo.and(Sum::of_array(&header)).and(rest).checksum(),
+        None => pseudo.fold(),
+    };
+    [header[16], header[17]] = checksum.to_be_bytes();
     header
 }
 
@@ -335,8 +360,11 @@ pub fn send_bare(link: &mut dyn Link, headers: &Headers, path: &Path, fields: &F
     let len = headers.len(&fields.options);
     let Some(mut frame) = link.alloc(len) else { return false };
     let mut writer = FrameWriter::closed();
+    let left_checksum = headers.left_checksum(link);
+    frame.leave_checksum(left_checksum);
+    let sum = left_checksum.is_none().then(Sum::default);
     let opened = writer.open(link, &mut frame, 0, len);
-    let written = opened.then(|| headers.emit(writer.front(len), fields, 0, Sum::default())).flatten();
+    let written = opened.then(|| headers.emit(writer.front(len), fields, 0, sum)).flatten();
     drop(writer);
     let sent = written.is_some_and(|len| link.submit(path.queue, &mut frame, len).is_ok());
     link.release(frame);
@@ -367,6 +395,7 @@ mod tests {
             ecn in prop::sample::select(&[Ecn::NotEct, Ecn::Ect0, Ecn::Ect1, Ecn::Ce][..]),
             (dscp, hop_limit) in any::<(u8, u8)>(),
             payload in prop::collection::vec(any::<u8>(), 0..3000),
+            partial: bool,
         ) {
             let address = |(ip @ [a, b, c, d, ..], port): ([u8; 16], u16)| {
                 SocketAddr::new(if v6 { ip.into() } else { [a, b, c, d].into() }, port)
@@ -392,7 +421,7 @@ mod tests {
             prop_assert!(fields.options.only_timestamps().is_some() && headers.ip == ETHERNET_HEADER);
             let len = headers.prefix_len + TCP_HEADER + TIMESTAMPS_BYTES;
             let (mut plain, mut general) = ([0xee; 100], [0xee; 100]);
-            let sum = Sum::of(&payload);
+            let sum = (!partial).then(|| Sum::of(&payload));
             prop_assert_eq!(headers.emit(&mut plain, &fields, payload.len(), sum), Some(len));
             prop_assert_eq!(headers.emit_any(&mut general, &fields, payload.len(), sum), Some(len));
             prop_assert_eq!(&plain[..], &general[..]);

@@ -107,14 +107,19 @@ impl Template {
         };
         let usual = segment.vlan == VlanTags::default()
             && segment.options.timestamps.is_some()
-            && segment.payload_start == headers
-            && !segment.partial_checksum;
+            && segment.payload_start == headers;
         segment.plain().filter(|_| usual)?;
         let pseudo = pseudo_header(segment.flow.remote.ip(), segment.flow.local.ip(), PROTOCOL_TCP, 0);
         Some(Self { common, pseudo, segment: *segment })
     }
 
-    /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums.
+    /// Whether the segments have partial checksums.
+    pub const fn partial_checksum(&self) -> bool {
+        self.segment.partial_checksum
+    }
+
+    /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums, or
+    /// [partial](Self::partial_checksum) ones.
     #[inline]
     pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<PlainSegment> {
         let head = link.rx_head(frame);
@@ -141,12 +146,19 @@ impl Template {
         };
         let start = payload_start - PLAIN_HEADER;
         let fixed = head.get(start..)?.first_chunk::<PLAIN_HEADER>()?;
-        let sum = match head.get(start..start + len) {
-            Some(bytes) => Sum::of(bytes),
-            None => sum_of_chain(link, frame, start, len)?,
-        };
-        if !sum.and(self.pseudo).and_word(len as u16).is_correct() {
-            return None;
+        let pseudo = self.pseudo.and_word(len as u16);
+        if self.partial_checksum() {
+            if start + len > frame.len() || !is_partial(fixed, pseudo) {
+                return None;
+            }
+        } else {
+            let sum = match head.get(start..start + len) {
+                Some(bytes) => Sum::of(bytes),
+                None => sum_of_chain(link, frame, start, len)?,
+            };
+            if !sum.and(pseudo).is_correct() {
+                return None;
+            }
         }
         let [_, _, _, _, q0, q1, q2, q3, a0, a1, a2, a3, _, flags, w0, w1, rest @ ..] = *fixed;
         let [.., v0, v1, v2, v3, e0, e1, e2, e3] = rest;
@@ -181,6 +193,12 @@ impl Template {
             ..self.segment
         }
     }
+}
+
+/// Whether the checksum field of a TCP header is the sum of the pseudo-header.
+#[inline(never)]
+fn is_partial(header: &[u8; PLAIN_HEADER], pseudo: Sum) -> bool {
+    u16::from_be_bytes([header[16], header[17]]) == pseudo.fold()
 }
 
 /// The sum of the `len` bytes from byte `start` on, in a frame whose first chunk does not have all of them. `None` if the frame is

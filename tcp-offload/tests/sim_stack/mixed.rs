@@ -10,8 +10,8 @@ use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
     secret::Secret,
     sim::{
-        Aim, Blackout, End, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig, run,
-        run_seeds,
+        Aim, Blackout, Checksums, End, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig,
+        run, run_seeds,
     },
     stack::{ConnectParams, StackConfig},
     tcp::{Algorithm, Keepalive, TcpConfig},
@@ -148,7 +148,14 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
     let v6 = dice.often();
     let mpa = dice.mpa();
     let mut faults = [dice.faults(v6), dice.faults(v6)];
-    let config = chained(WireConfig { seed, faults, ..dice.wire() });
+    // A damaged partial checksum protects nothing, and a middlebox would complete it.
+    let intact = faults.iter().all(|faults| faults.corrupt == 0.0 && faults.recut.is_none());
+    let checksums = match seed & 8 {
+        0 => Checksums::Computed,
+        _ if intact && seed & 16 != 0 => Checksums::Partial,
+        _ => Checksums::Completed,
+    };
+    let config = chained(WireConfig { seed, faults, checksums, ..dice.wire() });
     let (wire, link_a, link_b) = Wire::new(config);
     let mut end = |link, seed| {
         let secret = Secret::from_number(seed);
@@ -179,7 +186,7 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
     if irreparable {
         let reset = Some(Resets { chance: 0.002, aim: Aim::Next });
         for direction in &mut faults {
-            if mpa.crc && dice.often() {
+            if mpa.crc && checksums != Checksums::Partial && dice.often() {
                 (direction.corrupt, direction.repair_checksum) = (0.01, 0.7);
             } else {
                 direction.resets = reset;

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use xwarp_tcp::{
-    mpa::MpaRequest,
-    sim::{RawPeer, path},
+    mpa::{MpaConfig, MpaRequest},
+    sim::{Checksums, RawPeer, WireConfig, path},
     tcp::TcpConfig,
+    wire::{Mac, Path},
 };
 
 use crate::{
@@ -92,6 +93,39 @@ fn a_corrupted_segment_that_looks_like_checksum_offload_is_dropped() {
     assert_eq!(peer.bad_checksums(), 1);
     peer.inject(request);
     assert!(peer.is_established());
+}
+
+/// Forged segments need the four-tuple only: they are outside the window.
+#[test]
+fn forged_segments_do_not_stop_a_peer_that_leaves_its_checksums_to_hardware() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let mut peer = Peer::open(&mut lab, true);
+    let request = peer.request();
+    let forged = RawPeer::new(*peer.raw.path(), 0x4000_0000, false).data(b"forged");
+    for _ in 0..8 {
+        peer.lab.stranger.inject(&forged);
+    }
+    peer.inject(request);
+    assert!(peer.is_established());
+    assert_eq!(peer.bad_checksums(), 0);
+}
+
+/// They come before the answer.
+#[test]
+fn forged_segments_do_not_keep_out_the_answer_of_such_a_peer() {
+    let links = WireConfig { checksums: Checksums::Partial, ..WireConfig::default() };
+    let mut lab = Lab::over(&links, TcpConfig::default(), MpaConfig::default(), 8, |_| {});
+    lab.connect();
+    let route = path(([10, 1, 1, 1], PORT), ([10, 1, 0, 1], lab.port));
+    let forged =
+        RawPeer::new(Path { source_mac: Mac([2, 0, 0, 0, 0, 9]), ..route }, 7, false).data(b"forged");
+    for _ in 0..8 {
+        lab.stranger.inject(&forged);
+    }
+    lab.pass(Duration::from_millis(50));
+    assert_eq!(lab.client.upper.established.len(), 1);
+    let counters = lab.client.stack.counters();
+    assert_eq!((counters.bad_checksum, counters.frames_in - counters.partial_checksum), (0, 8));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use crate::{
     link::Link,
     mpa::{Markers, MpaConfig},
-    sim::{End, Node, SimLink, Wire, WireConfig, path},
+    sim::{Checksums, End, Node, SimLink, Wire, WireConfig, path},
     stack::{ConnectParams, StackConfig},
     tcp::testing::with_prediction,
     time::Instant,
@@ -57,9 +57,10 @@ struct Cabled {
 }
 
 impl Cabled {
-    fn new(predict: bool, chunk_bytes: usize) -> Self {
+    fn new(predict: bool, chunk_bytes: usize, checksums: Checksums) -> Self {
+        let (tx_chunks, rx_chunks, ring) = (8192, 8192, 8192);
         let config =
-            WireConfig { chunk_bytes, tx_chunks: 8192, rx_chunks: 8192, ring: 8192, ..WireConfig::default() };
+            WireConfig { chunk_bytes, tx_chunks, rx_chunks, ring, checksums, ..WireConfig::default() };
         let (_, link, far) = Wire::new(config);
         Self { end: End::new(link, StackConfig::default()), far, predict }
     }
@@ -113,11 +114,13 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         markers: bool,
         chunk_bytes in prop_oneof![3 => Just(4096usize), 1 => 300usize..1000],
+        partial: bool,
     ) {
         let markers = if markers { Markers::Require } else { Markers::Off };
         let mpa = MpaConfig { markers, ..MpaConfig::default() };
-        let mut peer = Cabled::new(true, 4096);
-        let mut twins = [true, false].map(|predict| Cabled::new(predict, chunk_bytes));
+        let checksums = if partial { Checksums::Partial } else { Checksums::Computed };
+        let mut peer = Cabled::new(true, 4096, checksums);
+        let mut twins = [true, false].map(|predict| Cabled::new(predict, chunk_bytes, checksums));
         for Cabled { end, .. } in &mut twins {
             end.stack.listen(&mut end.link, None, PORT, 8, 1500, mpa.clone()).unwrap();
         }

@@ -98,8 +98,9 @@ impl Connection {
     ) -> Result<(), Stopped> {
         let fields = self.fields(turn.now, self.tx.seq_at(offset), self.data_flags(false));
         let reserved = self.reserved_chunks(turn.link.chunk_bytes());
+        let left_checksum = self.headers.left_checksum(turn.link);
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
-        let (len, sum) = (entry.bytes() as usize, entry.payload_sum());
+        let (len, sum) = (entry.bytes() as usize, left_checksum.is_none().then(|| entry.payload_sum()));
         let mut head = [0; MOST_HEADER_BYTES];
         let written = self.headers.emit(&mut head, &fields, len, sum).unwrap_or(0);
         let head = head.get(..written).unwrap_or_default();
@@ -108,6 +109,7 @@ impl Connection {
             Payload::Frame { frame, header } => {
                 let chunks = turn.link.tx_chunks(frame).ok_or(Stopped::Starved)?;
                 FrameWriter::new(chunks, 0, written).put(head);
+                frame.leave_checksum(left_checksum);
                 turn.link.submit(self.path.queue, frame, *header + len).is_ok()
             }
             Payload::Heap(bytes) => {
@@ -122,6 +124,7 @@ impl Connection {
                     writer.put(head);
                     writer.put(bytes);
                 }
+                frame.leave_checksum(left_checksum);
                 let sent = turn.link.submit(self.path.queue, &mut frame, written + len).is_ok();
                 turn.link.release(frame);
                 sent
