@@ -120,8 +120,9 @@ impl Run<'_> {
              memory, every fourth frame is acknowledged by a frame, and a window limits the frames in flight. It has \
              no retransmission, congestion control, checksum, CRC or framing. It uses xwarp's driver, so the cost of \
              the driver's rings is in both, and both have the same XDP mode: with Auto, generic on a veth of one \
-             queue. xwarp has CRC on, and markers if the peer requests them. TCP is kernel TCP with all offloads; \
-             with offloads off, it has no segmentation or receive offload."
+             queue. xwarp has CRC on, and markers if the peer requests them; on a veth it leaves TCP checksums to \
+             the kernel, as kernel TCP does. TCP is kernel TCP with all offloads; with offloads off, it has no \
+             segmentation or receive offload."
                 .to_owned(),
             if self.libfabric {
                 "libfabric tcp is libfabric's tcp provider over kernel TCP, with connected endpoints, as fi_pingpong \
