@@ -136,7 +136,7 @@ impl Interface {
             let attributes = found.clone().attributes(mode, &sizes, id);
             tracing::info!(
                 interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu,
-                checksum_offload = rings.completes_checksums(), "opened"
+                checksum_offload = rings.offloads_checksums(), "opened"
             );
             let watch = Watch::new(monitor, netlink, attributes, |event| follow(lease.program(), &event))
                 .map_err(system("reading addresses"))?;

@@ -18,7 +18,7 @@ impl Link for Interface {
     }
 
     fn offloads_checksums(&self) -> bool {
-        self.rings.completes_checksums()
+        self.rings.offloads_checksums()
     }
 
     fn tx_available(&self) -> usize {

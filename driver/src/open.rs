@@ -138,8 +138,8 @@ pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenE
     let counts = sys::active_queues(socket.as_fd(), &carrier.name).unwrap_or(unknown);
     let multi_buffer = carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
     // Of other interfaces it is not known whether they find the headers of a frame that AF_XDP made.
-    let complete_checksums = carrier.veth && sys::offloads_checksums(socket.as_fd(), &carrier.name);
-    Ok(Sizes { complete_checksums, ..Sizes::new(counts, config.sizes(), multi_buffer) })
+    let offload_checksums = carrier.veth && sys::offloads_checksums(socket.as_fd(), &carrier.name);
+    Ok(Sizes { offload_checksums, ..Sizes::new(counts, config.sizes(), multi_buffer) })
 }
 
 pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {

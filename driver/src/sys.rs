@@ -216,7 +216,7 @@ impl Rings {
     /// Allocates and registers the frame memory; no queue is bound yet.
     pub(crate) fn new(sizes: Sizes) -> io::Result<Self> {
         let memory = Memory::new(sizes.bytes() as usize)?;
-        let wanted = sizes.complete_checksums;
+        let wanted = sizes.offload_checksums;
         let (socket, metadata) = match socket_over(&memory, &sizes, wanted) {
             // A kernel before 6.8 knows no metadata.
             Err(error) if wanted && error.raw_os_error() == Some(libc::EINVAL) => {
@@ -251,7 +251,7 @@ impl Rings {
     }
 
     /// Whether the kernel completes the checksums of frames.
-    pub(crate) fn completes_checksums(&self) -> bool {
+    pub(crate) fn offloads_checksums(&self) -> bool {
         self.metadata
     }
 
@@ -477,7 +477,7 @@ impl Rings {
     /// Puts the first `len` bytes of a retained frame on the queue's transmit ring, and frees the chunks behind
     /// them. Returns the number of chunks that the frame has now. `None` when the ring has no room for all of
     /// them or the frame is still being sent; nothing has changed then. The kernel completes the checksum of the TCP header
-    /// that begins at byte `left_checksum`, if it [does that](Self::completes_checksums).
+    /// that begins at byte `left_checksum`, if it [does that](Self::offloads_checksums).
     ///
     /// The queue must be one that can transmit: the kernel does not check.
     pub(crate) fn submit(

@@ -22,7 +22,7 @@ pub(crate) struct Sizes {
     /// Frames may have several chunks.
     pub multi_buffer: bool,
     /// The kernel shall complete TCP checksums, if it can.
-    pub complete_checksums: bool,
+    pub offload_checksums: bool,
 }
 
 impl Sizes {
@@ -38,7 +38,7 @@ impl Sizes {
             transmit: chunks.transmit_chunks,
             transmit_ring: chunks.ring,
             multi_buffer,
-            complete_checksums: false,
+            offload_checksums: false,
         }
     }
 

@@ -11,7 +11,7 @@ const CHANGE_AFTER: u8 = 3;
 /// accepted only from a peer that has sent them from the beginning, or several in a row since.
 ///
 /// From then on they are always accepted. A sender computes some checksums itself, and forged segments with complete checksums,
-/// for which nobody has to know a sequence number, must not make the peer's own segments unacceptable.
+/// which anybody can send who knows the four-tuple, must not make the peer's own segments unacceptable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum ChecksumOffload {
     /// There was no segment yet.

@@ -7,6 +7,7 @@
 //! whether the connection [is ordinary](ConnSlot::is_ordinary). It leaves out the rules for what such segments cannot change:
 //!
 //! - the connection does not end, and has nothing to report or to free;
+//! - what is known of the peer's checksums ([`ChecksumOffload`](super::offload::ChecksumOffload)) stays the same;
 //! - its shares of the memory that connections share stay zero;
 //! - no time limit of the framing runs, and a timer of TCP concerns the stack only if it is due before all earlier ones;
 //! - the upper layer has as much to send as before: if that was nothing, only an ACK can have become due.

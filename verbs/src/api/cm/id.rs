@@ -17,7 +17,8 @@ use xwarp_tcp::{
 use super::{
     AcceptOptions, ChannelQueue, CmError, ConnectOptions, EventChannel, ListenOptions,
     channel::{Event, EventKind, Queued},
-    table::{CmKey, CmState, Identifier, LocalPort, LocalPorts},
+    ports::{LocalPort, LocalPorts},
+    table::{CmKey, CmState, Identifier},
 };
 use crate::{
     api::{
@@ -25,7 +26,7 @@ use crate::{
         queue_pair::QueuePair,
         shared::{SharedEngine, State},
     },
-    interface::{Flow, Interface, PortReservation, Route, RouteError},
+    interface::{Interface, PortReservation, Route, RouteError},
 };
 
 /// Time limit of one request to the resolver; closing a device waits for it.
@@ -279,7 +280,7 @@ impl CmId {
                 else {
                     return Err(entry.wrong_state("connect"));
                 };
-                let path = |port: &LocalPort| route.path(port.flow.local.port(), peer);
+                let path = |port: &LocalPort| route.path(port.reservation.port, peer);
                 let fallbacks = ports.fallbacks.iter().map(path).collect();
                 let path = path(&ports.port);
                 let params = ConnectParams { ird, ord, private_data, framing, fallbacks };
@@ -316,16 +317,14 @@ impl CmId {
     /// Reserves a port with which the peer's frames arrive on a queue of the identifier's engine, as far as that is known. If
     /// none of [`MOST_DRAWS`] is one, the frames are handed over.
     fn reserve_arriving(&self, source: IpAddr, peer: SocketAddr) -> Result<LocalPort, CmError> {
-        let remote = SocketAddr::new(peer.ip(), peer.port());
         // The others stay reserved meanwhile, so that none is drawn twice.
         let mut drawn = Vec::new();
         loop {
-            let reservation = self.reserve(SocketAddr::new(source, 0))?;
-            let flow = Flow { local: SocketAddr::new(source, reservation.port), remote };
-            if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver.arrives_here(&flow) {
-                return Ok(LocalPort { flow, reservation });
+            let port = LocalPort::new(source, peer, self.reserve(SocketAddr::new(source, 0))?);
+            if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver.arrives_here(&port.flow) {
+                return Ok(port);
             }
-            drawn.push(reservation);
+            drawn.push(port);
         }
     }
 

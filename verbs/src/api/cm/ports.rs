@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    interface::{PortReservation, Resolver},
+    interface::{Flow, PortReservation, Resolver},
     system::lock,
 };
 
@@ -54,5 +54,34 @@ impl Ports {
         }
         held.ports.insert((ip, port.port), Arc::downgrade(&port));
         Ok(port)
+    }
+}
+
+/// The local port of a connection, or of one attempt to make it.
+pub(super) struct LocalPort {
+    pub(super) flow: Flow,
+    pub(super) reservation: Arc<PortReservation>,
+}
+
+impl LocalPort {
+    /// The port of a connection from `source` to `peer`, whose scope id no flow has.
+    pub(super) fn new(source: IpAddr, peer: SocketAddr, reservation: Arc<PortReservation>) -> Self {
+        let local = SocketAddr::new(source, reservation.port);
+        Self { flow: Flow { local, remote: SocketAddr::new(peer.ip(), peer.port()) }, reservation }
+    }
+}
+
+/// The reserved ports of one connection.
+pub(super) struct LocalPorts {
+    /// Of the connection, or of the first attempt.
+    pub(super) port: LocalPort,
+    /// Of an initiator's further attempts in their order, while there may be some.
+    pub(super) fallbacks: Vec<LocalPort>,
+}
+
+impl LocalPorts {
+    /// The port of a connection without further attempts.
+    pub(super) const fn single(port: LocalPort) -> Self {
+        Self { port, fallbacks: Vec::new() }
     }
 }

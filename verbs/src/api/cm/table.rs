@@ -19,10 +19,11 @@ use xwarp_tcp::{
 use super::{
     ChannelQueue, CmError, Ports,
     channel::{Event, EventKind, Queued},
+    ports::{LocalPort, LocalPorts},
 };
 use crate::{
     api::{device::DeviceInner, shared::State},
-    interface::{Flow, PortReservation, Route},
+    interface::{PortReservation, Route},
 };
 
 /// The name of an identifier in events, never reused in the life of a device.
@@ -125,38 +126,12 @@ impl Identifier {
 
     /// The port of a connection to the peer, if the identifier has one.
     pub(super) fn connection_port(&self) -> Option<LocalPort> {
-        let (local, peer, reservation) = (self.local?, self.peer?, self.port.clone()?);
-        let flow = Flow {
-            local: SocketAddr::new(local.ip(), reservation.port),
-            remote: SocketAddr::new(peer.ip(), peer.port()),
-        };
-        Some(LocalPort { flow, reservation })
+        Some(LocalPort::new(self.local?.ip(), self.peer?, self.port.clone()?))
     }
 
     /// The error of a call that does not fit the state.
     pub(super) fn wrong_state(&self, call: &'static str) -> CmError {
         CmError::State { call, state: self.state.name() }
-    }
-}
-
-/// The local port of a connection, or of one attempt to make it.
-pub(super) struct LocalPort {
-    pub(super) flow: Flow,
-    pub(super) reservation: Arc<PortReservation>,
-}
-
-/// The reserved ports of one connection.
-pub(super) struct LocalPorts {
-    /// Of the connection, or of the first attempt.
-    pub(super) port: LocalPort,
-    /// Of an initiator's further attempts in their order, while there may be some.
-    pub(super) fallbacks: Vec<LocalPort>,
-}
-
-impl LocalPorts {
-    /// The port of a connection without further attempts.
-    pub(super) const fn single(port: LocalPort) -> Self {
-        Self { port, fallbacks: Vec::new() }
     }
 }
 
@@ -362,7 +337,7 @@ impl CmTable {
     fn pass_port_on(&mut self, now: Instant, qp: QpId, port: u16) {
         let Some(ports) = self.in_use.get_mut(&qp) else { return };
         let mut fallbacks = std::mem::take(&mut ports.fallbacks);
-        let Some(used) = fallbacks.iter().position(|fallback| fallback.flow.local.port() == port) else {
+        let Some(used) = fallbacks.iter().position(|fallback| fallback.reservation.port == port) else {
             return;
         };
         fallbacks.truncate(used + 1);
@@ -392,7 +367,8 @@ impl CmTable {
     }
 
     /// Releases the ports of ended connections whose time has passed, except those that `stack` still needs: it may have
-    /// data to send, or a longer TIME-WAIT, and would refuse a new connection of the same four-tuple.
+    /// data to send, or a longer TIME-WAIT, and would refuse a new connection of the same four-tuple. Its limits for ending
+    /// connections are the limits of these ports too.
     pub(crate) fn end_rests(&mut self, now: Instant, stack: &Stack<Rnic>) {
         for _ in 0..self.resting.len() {
             let Some((_, port)) = self.resting.pop_front_if(|(until, _)| *until <= now) else { return };
