@@ -8,7 +8,11 @@
 
 mod forward;
 
-use std::{net::IpAddr, num::NonZeroU16};
+use std::{
+    fmt,
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU64},
+};
 
 use smallvec::SmallVec;
 
@@ -65,45 +69,59 @@ impl RxFrame {
 /// A frame to send, or one that was sent and is retained until it is acknowledged.
 ///
 /// [`Link::release`] returns it to the link, even while the link is still sending it.
-#[derive(Debug, PartialEq, Eq)]
+// One word, which is returned in a register. If its fields were stored one by one, loading them at once would wait for that.
+#[derive(PartialEq, Eq)]
 #[must_use = "a frame that is not released is leaked"]
-pub struct TxFrame {
-    head: u32,
-    chunks: u16,
-    /// Where the TCP header begins whose checksum is left to the link.
-    left_checksum: Option<NonZeroU16>,
-}
+pub struct TxFrame(NonZeroU64);
 
 impl TxFrame {
-    /// A token, created by the link in [`Link::alloc`].
-    pub const fn new(head: u32, chunks: u16) -> Self {
-        Self { head, chunks, left_checksum: None }
+    /// A token, created by the link in [`Link::alloc`]. A frame has at least one chunk.
+    pub fn new(head: u32, chunks: u16) -> Self {
+        Self::of(head, chunks, 0)
+    }
+
+    /// The name is in the lowest 32 bits of the word, the number of chunks in the next 16. The highest 16 bits are the place of the
+    /// TCP header whose checksum is left to the link, or 0.
+    #[inline]
+    fn of(head: u32, chunks: u16, left_checksum: u16) -> Self {
+        let word = u64::from(head) | u64::from(chunks.max(1)) << 32 | u64::from(left_checksum) << 48;
+        Self(NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN))
     }
 
     /// The link's name for the first chunk.
     pub const fn head(&self) -> u32 {
-        self.head
+        self.0.get() as u32
     }
 
     /// How many chunks the frame has; at least one.
     pub const fn chunks(&self) -> usize {
-        self.chunks as usize
+        (self.0.get() >> 32) as u16 as usize
     }
 
     /// Leaves the checksum of the TCP header that begins at byte `header` of the frame to the link, which must
     /// [offload](Link::offloads_checksums) it: the field contains the sum of the pseudo-header. `None` if it is complete.
-    pub const fn leave_checksum(&mut self, header: Option<NonZeroU16>) {
-        self.left_checksum = header;
+    pub fn leave_checksum(&mut self, header: Option<NonZeroU16>) {
+        *self = Self::of(self.head(), self.chunks() as u16, header.map_or(0, NonZeroU16::get));
     }
 
     /// For the link: where the TCP header begins whose checksum was [left](Self::leave_checksum) to the link.
     pub const fn left_checksum(&self) -> Option<NonZeroU16> {
-        self.left_checksum
+        NonZeroU16::new((self.0.get() >> 48) as u16)
     }
 
     /// For the link: removes all chunks but the first `chunks` from the frame.
-    pub const fn shorten(&mut self, chunks: u16) {
-        self.chunks = chunks;
+    pub fn shorten(&mut self, chunks: u16) {
+        *self = Self::of(self.head(), chunks, self.left_checksum().map_or(0, NonZeroU16::get));
+    }
+}
+
+impl fmt::Debug for TxFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxFrame")
+            .field("head", &self.head())
+            .field("chunks", &self.chunks())
+            .field("left_checksum", &self.left_checksum())
+            .finish()
     }
 }
 
@@ -499,5 +517,29 @@ pub trait Link: Send {
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
         let _ = (frame, flow);
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transmit_token_is_a_word_that_keeps_its_parts() {
+        assert_eq!(size_of::<Option<TxFrame>>(), 8);
+        let header = |at| NonZeroU16::new(at);
+        for (head, chunks) in [(0, 1), (7, 18), (u32::MAX, u16::MAX)] {
+            let mut frame = TxFrame::new(head, chunks);
+            for left in [header(34), header(u16::MAX), None] {
+                frame.leave_checksum(left);
+                assert_eq!(
+                    (frame.head(), frame.chunks(), frame.left_checksum()),
+                    (head, chunks.into(), left)
+                );
+            }
+            frame.leave_checksum(header(54));
+            frame.shorten(1);
+            assert_eq!((frame.head(), frame.chunks(), frame.left_checksum()), (head, 1, header(54)));
+        }
     }
 }

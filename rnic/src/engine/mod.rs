@@ -271,6 +271,12 @@ impl Engine {
         }
     }
 
+    /// Whether [`Self::next_cm_event`] or [`Self::next_async_event`] has an event.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        self.rnic.has_events()
+    }
+
     /// The next event of a connection.
     pub fn next_cm_event(&mut self) -> Option<CmEvent> {
         self.rnic.next_cm_event()

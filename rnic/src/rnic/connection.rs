@@ -444,6 +444,11 @@ impl Rnic {
         self.shared.events.notify = Some(notify);
     }
 
+    pub(crate) fn has_events(&self) -> bool {
+        let events = &self.shared.events;
+        !events.cm.is_empty() || !events.asynchronous.is_empty()
+    }
+
     pub(crate) fn next_cm_event(&mut self) -> Option<CmEvent> {
         self.shared.events.cm.pop()
     }

@@ -298,6 +298,10 @@ impl<E: Concerns + PartialEq> EventQueue<E> {
         number
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
     /// Removes and returns the oldest event.
     pub(crate) fn pop(&mut self) -> Option<E> {
         let number = *self.events.first_key_value()?.0;

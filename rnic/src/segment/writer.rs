@@ -193,16 +193,17 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     fn fill_ddp<const N: usize>(
         &mut self,
         message: MessageType,
-        header: impl FnOnce(u8, Versions) -> [u8; N],
+        header: impl Fn(u8, Versions) -> [u8; N],
         len: usize,
         mut f: impl FnMut(&mut GappedMut<'_>),
     ) {
         let Codec::Ddp(versions) = self.codec else {
             return debug_assert!(false, "a DDP header on a connection with RDMA/TCP");
         };
-        let header = header(Control { message }.byte(versions), versions);
-        if !self.out.put_whole(&header, len, &mut f) {
-            self.fill_in_parts(&header, len, f);
+        let control = Control { message }.byte(versions);
+        // Made twice, because one that is passed to the second function would be in memory for the first one too.
+        if !self.out.put_whole(&header(control, versions), len, &mut f) {
+            self.fill_in_parts(&header(control, versions), len, f);
         }
     }
 

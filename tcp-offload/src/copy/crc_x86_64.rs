@@ -10,12 +10,12 @@
 
 use std::{
     arch::x86_64::{
-        __m128i, __m256i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
-        _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128, _mm256_broadcastsi128_si256,
-        _mm256_castsi256_si128, _mm256_clmulepi64_epi128, _mm256_extracti128_si256, _mm256_loadu_si256,
-        _mm256_xor_si256, _mm256_zextsi128_si256, _mm512_broadcast_i32x4, _mm512_castsi512_si128,
-        _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512, _mm512_ternarylogic_epi64,
-        _mm512_xor_si512, _mm512_zextsi128_si512,
+        __m128i, __m256i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64,
+        _mm_cvtsi32_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128,
+        _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128,
+        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_xor_si256, _mm256_zextsi128_si256,
+        _mm512_broadcast_i32x4, _mm512_castsi512_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
+        _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
     },
     sync::atomic::{AtomicU8, Ordering},
 };
@@ -88,7 +88,8 @@ pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
     !one_stream(sum, rest)
 }
 
-/// Appends `bytes` to `sum`, which is not inverted, word by word.
+/// Appends `bytes` to `sum`, which is not inverted, word by word. The last word is often a half one: the bytes that MPA's CRC
+/// covers are a multiple of four.
 #[inline]
 #[target_feature(enable = "sse4.2")]
 fn one_stream(sum: u32, bytes: &[u8]) -> u32 {
@@ -97,7 +98,11 @@ fn one_stream(sum: u32, bytes: &[u8]) -> u32 {
     for word in words {
         sum = _mm_crc32_u64(sum, u64::from_le_bytes(*word));
     }
+    let (halves, rest) = rest.as_chunks::<4>();
     let mut sum = sum as u32;
+    for half in halves {
+        sum = _mm_crc32_u32(sum, u32::from_le_bytes(*half));
+    }
     for byte in rest {
         sum = _mm_crc32_u8(sum, *byte);
     }

@@ -457,8 +457,17 @@ impl SharedEngine {
         turned.unwrap_or_default()
     }
 
-    /// Passes on the events and deadlines that the engine's last work may have caused.
+    /// Passes on the events and deadlines that the engine's last work may have caused: nearly always none.
+    #[inline]
     fn publish(&self, state: &mut State, now: Instant) {
+        let sleeps = self.wakes_at.load(Ordering::Relaxed) != NOT_WAITING;
+        if now >= state.ask_changes_at || state.engine.has_events() || sleeps {
+            self.publish_all(state, now);
+        }
+    }
+
+    #[inline(never)]
+    fn publish_all(&self, state: &mut State, now: Instant) {
         if now >= state.ask_changes_at {
             state.ask_changes_at = now + CHANGE_EVERY;
             while let Some(change) = state.link.change() {
