@@ -466,6 +466,7 @@ impl SharedEngine {
         }
     }
 
+    /// [`Self::publish`], if there is something.
     #[inline(never)]
     fn publish_all(&self, state: &mut State, now: Instant) {
         if now >= state.ask_changes_at {
