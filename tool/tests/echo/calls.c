@@ -821,10 +821,10 @@ static void bound_call(int s) {
     getsockname(s, (struct sockaddr *)&mine, &len);
     warm(s, 1);
     for (int i = 0; i < 2; i++) {
-        /* A port of the program's choice; then a second address of the host. */
+        /* A port of the program's choice, which the kernel gives to no other connection; then a second address of the host. */
         int fresh = socket(AF_INET, SOCK_STREAM, 0), on = 1;
         struct sockaddr_in from = mine, is = {0};
-        from.sin_port = i ? 0 : htons(34567);
+        from.sin_port = i ? 0 : htons(24567);
         if (i) from.sin_addr.s_addr = htonl(ntohl(mine.sin_addr.s_addr) + 100);
         else from.sin_addr.s_addr = INADDR_ANY;
         setsockopt(fresh, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
