@@ -85,6 +85,7 @@ impl TxFrame {
     #[inline]
     fn of(head: u32, chunks: u16, left_checksum: u16) -> Self {
         let word = u64::from(head) | u64::from(chunks.max(1)) << 32 | u64::from(left_checksum) << 48;
+        // The number of chunks is not 0, so the word is not.
         Self(NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN))
     }
 

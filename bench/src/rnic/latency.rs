@@ -232,12 +232,12 @@ impl<'a> Latency<'a> {
 
     fn post(&mut self, size: u64, message: u64) -> Result<()> {
         self.posted += 1;
-        let signals_now = self.posted.is_multiple_of(SIGNAL_EVERY);
-        if signals_now && self.plan.test.verb.takes_receives() {
-            // The completion of the last message with a signal has come long ago.
+        let signaled = self.posted.is_multiple_of(SIGNAL_EVERY);
+        if signaled && self.plan.test.verb.takes_receives() {
+            // The wait for a message polls only the receives. The last signaled message has completed long ago.
             self.reap()?;
         }
-        let ask = self.plan.test.verb.fetches() || signals_now;
+        let ask = self.plan.test.verb.fetches() || signaled;
         let links = self.links;
         let place = links.layout.place(0, message);
         let piece = links.source.sge(place, size as usize);

@@ -201,7 +201,7 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
             return debug_assert!(false, "a DDP header on a connection with RDMA/TCP");
         };
         let control = Control { message }.byte(versions);
-        // Made twice, because one that is passed to the second function would be in memory for the first one too.
+        // Made for each call: a header that is passed to the second one would be built in memory for the first one too.
         if !self.out.put_whole(&header(control, versions), len, &mut f) {
             self.fill_in_parts(&header(control, versions), len, f);
         }
