@@ -58,6 +58,22 @@ fn siw_machine_runs_commands_like_a_shell() {
     machine.run("true", SHORT).unwrap_err();
 }
 
+/// A command may end while its output so far is requested: it is answered once.
+#[test]
+fn siw_machine_tells_of_commands_that_end_meanwhile() {
+    let machine = Vm::boot(&VmOptions::default()).unwrap();
+    for round in 0..20 {
+        let mut job = machine.spawn(&format!("echo {round}; exit 3")).unwrap();
+        let finished = loop {
+            let so_far = job.output().unwrap();
+            if so_far.status.is_some() {
+                break so_far;
+            }
+        };
+        assert_eq!((finished.status, finished.stdout), (Some(3), format!("{round}\n")));
+    }
+}
+
 /// Both ends on Debian's kernel 6.1, with its AF_XDP and veth.
 #[test]
 fn siw_machine_kernel_runs_xwarp() {
