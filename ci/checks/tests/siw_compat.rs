@@ -11,7 +11,7 @@ use std::{
 use xwarp_checks::{
     lab::{Family, INTERFACE},
     process::Running,
-    vm::{Ending, Kernel, LONG, SHORT, Stage, built},
+    vm::{Ending, Finished, Kernel, LONG, SHORT, Stage, built},
 };
 
 /// Ports of the programs' servers.
@@ -21,6 +21,12 @@ const PERFTEST: u16 = 18515;
 
 /// Output of clients when no server listens yet.
 const REFUSALS: [&str; 4] = ["REJECTED", "refused", "event: 8", "error -111"];
+
+/// Interval between looks at a client, and before it is restarted.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Time for a refused client to end.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The port, the addresses' family, and the command lines of a server and its client, in which ADDRESS is the server's.
 type Case = (u16, Family, &'static str, &'static str);
@@ -83,19 +89,43 @@ fn connect(stage: &Stage, (port, family, server, client): Case) {
     assert_eq!(theirs.status, Some(0), "{server}:\n{}", theirs.text());
 }
 
+/// Whether a client found no server that listens.
+fn is_refused(said: &Finished) -> bool {
+    REFUSALS.iter().any(|words| said.text().contains(words))
+}
+
+/// Runs a client in the machine. A refused one is killed if it does not end by itself: rping may wait forever for its connection.
+fn run_client(stage: &Stage, line: &str) -> Finished {
+    let mut theirs = stage.vm.spawn(line).unwrap();
+    let begin = Instant::now();
+    while begin.elapsed() < LONG {
+        let so_far = theirs.output().unwrap();
+        if so_far.status.is_some() {
+            return so_far;
+        }
+        if is_refused(&so_far) {
+            thread::sleep(GRACE);
+            theirs.signal("KILL").unwrap();
+            break;
+        }
+        thread::sleep(INTERVAL);
+    }
+    theirs.wait(SHORT).unwrap()
+}
+
 /// The client is in the machine. Programs do not report when they listen, so a refused client is restarted.
 fn serve(stage: &Stage, (_, family, server, client): Case) {
     let [server, client] = [server, client].map(|line| at(stage.near.address(family), line));
     let running = ours(stage, &server);
     let begin = Instant::now();
     loop {
-        let theirs = stage.vm.spawn(&client).unwrap().wait(LONG).unwrap();
+        let theirs = run_client(stage, &client);
         if theirs.status == Some(0) {
             break;
         }
-        let is_early = REFUSALS.iter().any(|words| theirs.text().contains(words)) && begin.elapsed() < SHORT;
+        let is_early = is_refused(&theirs) && begin.elapsed() < SHORT;
         assert!(is_early, "{client}:\n{}\n{}", theirs.text(), running.output());
-        thread::sleep(Duration::from_millis(200));
+        thread::sleep(INTERVAL);
     }
     running.finish(SHORT).unwrap_or_else(|error| panic!("{server}: {error:#}"));
 }
