@@ -22,12 +22,6 @@ const PERFTEST: u16 = 18515;
 /// Output of clients when no server listens yet.
 const REFUSALS: [&str; 4] = ["REJECTED", "refused", "event: 8", "error -111"];
 
-/// Interval between looks at a client, and before it is restarted.
-const INTERVAL: Duration = Duration::from_millis(200);
-
-/// Time for a refused client to end.
-const GRACE: Duration = Duration::from_secs(2);
-
 /// The port, the addresses' family, and the command lines of a server and its client, in which ADDRESS is the server's.
 type Case = (u16, Family, &'static str, &'static str);
 
@@ -94,21 +88,11 @@ fn is_refused(said: &Finished) -> bool {
     REFUSALS.iter().any(|words| said.text().contains(words))
 }
 
-/// Runs a client in the machine. A refused one is killed if it does not end by itself: rping may wait forever for its connection.
+/// Runs a client in the machine. A refused one is killed, because rping then waits forever for its connection.
 fn run_client(stage: &Stage, line: &str) -> Finished {
     let mut theirs = stage.vm.spawn(line).unwrap();
-    let begin = Instant::now();
-    while begin.elapsed() < LONG {
-        let so_far = theirs.output().unwrap();
-        if so_far.status.is_some() {
-            return so_far;
-        }
-        if is_refused(&so_far) {
-            thread::sleep(GRACE);
-            theirs.signal("KILL").unwrap();
-            break;
-        }
-        thread::sleep(INTERVAL);
+    if is_refused(&theirs.watch(LONG, is_refused).unwrap()) {
+        theirs.signal("KILL").unwrap();
     }
     theirs.wait(SHORT).unwrap()
 }
@@ -125,7 +109,7 @@ fn serve(stage: &Stage, (_, family, server, client): Case) {
         }
         let is_early = is_refused(&theirs) && begin.elapsed() < SHORT;
         assert!(is_early, "{client}:\n{}\n{}", theirs.text(), running.output());
-        thread::sleep(INTERVAL);
+        thread::sleep(Duration::from_millis(200));
     }
     running.finish(SHORT).unwrap_or_else(|error| panic!("{server}: {error:#}"));
 }

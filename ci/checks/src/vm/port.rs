@@ -139,25 +139,29 @@ impl Job {
     /// Waits until the command has printed `text` on either output; an error with the output if it exits
     /// before.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<()> {
+        let said = self.watch(limit, |so_far| so_far.text().contains(text))?;
+        if said.text().contains(text) {
+            return Ok(());
+        }
+        ensure!(
+            said.status.is_none(),
+            "'{}' ended without '{text}': {:?}\n{}",
+            self.command,
+            said.status,
+            said.text()
+        );
+        bail!("'{}': no '{text}' within {limit:?}:\n{}", self.command, said.text())
+    }
+
+    /// Waits until `is_enough` accepts the output, the command exits, or the time limit passes; returns the output so
+    /// far.
+    pub fn watch(&mut self, limit: Duration, is_enough: impl Fn(&Finished) -> bool) -> Result<Finished> {
         let until = Instant::now() + limit;
         loop {
             let so_far = self.output()?;
-            if so_far.text().contains(text) {
-                return Ok(());
+            if is_enough(&so_far) || so_far.status.is_some() || Instant::now() >= until {
+                return Ok(so_far);
             }
-            ensure!(
-                so_far.status.is_none(),
-                "'{}' ended without '{text}': {:?}\n{}",
-                self.command,
-                so_far.status,
-                so_far.text()
-            );
-            ensure!(
-                Instant::now() < until,
-                "'{}': no '{text}' within {limit:?}:\n{}",
-                self.command,
-                so_far.text()
-            );
             thread::sleep(LOOK_INTERVAL);
         }
     }
