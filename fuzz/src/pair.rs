@@ -21,6 +21,7 @@ use xwarp_tcp::{
     rdma_tcp::RdmaTcpConfig,
     secret::Secret,
     sim::path,
+    stack::Polling,
     time::{Duration, Instant},
 };
 
@@ -97,6 +98,8 @@ impl Side {
             framing,
             ..EngineConfig::default()
         });
+        // One of the two ends is busy.
+        engine.set_polling(if seed.is_multiple_of(2) { Polling::Busy } else { Polling::No });
         let pd = engine.rnic().registry().alloc_pd().expect("a domain");
         let (cq, ring) = engine.rnic().registry().create_cq(256, None).expect("a completion queue");
         let options = QueuePairOptions { max_send_wr: 32, max_recv_wr: 32, ..QueuePairOptions::default() };

@@ -17,6 +17,7 @@ use xwarp_tcp::{
     rdma_tcp::RdmaTcpConfig,
     secret::Secret,
     sim::path,
+    stack::Polling,
     time::{Duration, Instant},
 };
 
@@ -160,6 +161,7 @@ impl Card {
             most_connections: 16,
             ..EngineConfig::default()
         });
+        engine.set_polling(Polling::Busy);
         let pd = engine.rnic().registry().alloc_pd().expect("a domain");
         let foreign = engine.rnic().registry().alloc_pd().expect("another domain");
         let (cq, ring) = engine.rnic().registry().create_cq(512, None).expect("a completion queue");

@@ -12,6 +12,7 @@ use xwarp_rnic::{
 use xwarp_tcp::{
     framing::{AcceptParams, FramingConfig},
     secret::Secret,
+    stack::Polling,
     time::Instant,
 };
 
@@ -140,7 +141,7 @@ impl End {
     fn new(link: MemoryLink, framing: FramingConfig) -> Self {
         let config = EngineConfig { secret: Secret::from_number(1), framing, ..EngineConfig::default() };
         let mut engine = Engine::new(config);
-        engine.set_polled(true);
+        engine.set_polling(Polling::Busy);
         let pd = engine.rnic().registry().alloc_pd().unwrap();
         let (cq, ring) = engine.rnic().registry().create_cq(1024, None).unwrap();
         let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();

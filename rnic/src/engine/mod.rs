@@ -16,7 +16,7 @@ use xwarp_tcp::{
     framing::{FramingConfig, FramingCounters},
     link::{Link, RxFrame},
     secret::Secret,
-    stack::{Stack, StackConfig},
+    stack::{Polling, Stack, StackConfig},
     tcp::{self, TcpConfig},
     time::{Duration, Instant},
     ulp::ConnId,
@@ -131,9 +131,9 @@ impl Engine {
         self.rnic.on_event(notify);
     }
 
-    /// Records whether the application polls, so that the next turn comes soon; see [`Stack::set_polled`].
-    pub fn set_polled(&mut self, polled: bool) {
-        self.stack.set_polled(polled);
+    /// Records how the application polls.
+    pub fn set_polling(&mut self, polling: Polling) {
+        self.stack.set_polling(polling);
     }
 
     /// Runs one turn: receives a batch of frames, runs due timers, and transmits as far as there is room. If no frame
@@ -152,12 +152,20 @@ impl Engine {
         if !received {
             self.run_deferred(now, link);
             // The application that the last turn woke will soon post a reply or poll again.
-            if !self.rnic.just_woke() {
-                self.stack.idle();
+            if self.rnic.just_woke() {
+                self.stack.catch_up(now, link, &mut self.rnic);
+            } else {
+                self.stack.idle(now, link, &mut self.rnic);
             }
         }
         self.transmit(now, link);
         received
+    }
+
+    /// Does what the last turn has left to this one, because the application was to answer first; see [`Stack::catch_up`].
+    pub fn catch_up(&mut self, now: Instant, link: &mut dyn Link) {
+        self.stack.catch_up(now, link, &mut self.rnic);
+        self.run_deferred(now, link);
     }
 
     /// Handles one received frame, for callers that receive frames themselves; [`Self::turn`] does this for others.
@@ -177,8 +185,11 @@ impl Engine {
         self.run_deferred(now, link);
     }
 
-    /// Latest time for the next call of [`Self::turn`] or [`Self::transmit`].
+    /// Latest time for the next call of [`Self::turn`].
     pub fn next_deadline(&self) -> Option<Instant> {
+        if self.stack.has_postponed() {
+            return Some(Instant::ZERO);
+        }
         let mut next = self.stack.next_deadline();
         for list in [&self.teardowns, &self.closes] {
             if let Some((at, _)) = list.front() {
@@ -188,7 +199,7 @@ impl Engine {
         next
     }
 
-    /// Whether [`Self::next_deadline`] has passed.
+    /// Whether a timer is due.
     #[inline]
     fn is_due(&self, now: Instant) -> bool {
         let overdue = |list: &VecDeque<(Instant, ConnId)>| list.front().is_some_and(|(at, _)| *at <= now);

@@ -12,6 +12,7 @@ use xwarp_rnic::{
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
     sim::{Faults, Node, Wire, WireConfig, run},
+    stack::Polling,
     tcp::{Keepalive, SoftError, Tuning},
     time::Instant,
     ulp::CloseReason,
@@ -97,12 +98,45 @@ impl Pair {
     }
 
     fn send(&mut self) {
+        self.send_from(0);
+    }
+
+    fn send_from(&mut self, end: usize) {
         let receive = RecvRequest { wr_id: 0, scatter: &[] };
-        self.ends[1].engine.rnic_mut().post_recv(self.qps[1], &receive).unwrap();
+        self.ends[1 - end].engine.rnic_mut().post_recv(self.qps[1 - end], &receive).unwrap();
         let operation = Operation::Send { invalidate: None };
         let request =
             WorkRequest { wr_id: 0, operation, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
-        self.ends[0].engine.rnic_mut().post_send(self.qps[0], &request).unwrap();
+        self.ends[end].engine.rnic_mut().post_send(self.qps[end], &request).unwrap();
+    }
+
+    /// A turn of one end, whose application has the time to poll once.
+    fn turn(&mut self, end: usize) {
+        self.wire.advance(self.now);
+        self.ends[end].turn(self.now);
+    }
+}
+
+/// No thread may sleep before it has caught up. The application that is woken has armed its queue before it began to poll.
+#[test]
+fn an_engine_with_postponed_work_has_a_deadline_in_the_past() {
+    let mut pair = Pair::connected();
+    pair.ends[0].engine.set_polling(Polling::Busy);
+    for round in 0..2 {
+        if round == 1 {
+            pair.rings[0].arm(false);
+        }
+        for end in [0, 1] {
+            pair.send_from(end);
+            pair.turn(end);
+            pair.turn(1 - end);
+        }
+        let due = |pair: &Pair| pair.ends[0].engine.next_deadline().is_some_and(|at| at <= pair.now);
+        assert!(due(&pair), "round {round}");
+        pair.turn(0);
+        assert!(!due(&pair), "round {round}");
+        let outstanding = pair.ends[0].engine.rnic().query_qp(pair.qps[0]).unwrap().send_outstanding;
+        assert_eq!(outstanding, 0);
     }
 }
 

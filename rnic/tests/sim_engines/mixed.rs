@@ -17,6 +17,7 @@ use xwarp_tcp::{
         Aim, Checksums, Faults, Gilbert, Node, Outcome, Recut, Resets, SimLink, Wire, WireConfig, run,
         run_seeds,
     },
+    stack::Polling,
     tcp::{Algorithm, TcpConfig},
     time::Instant,
 };
@@ -168,7 +169,8 @@ fn hosts(
         let own = [2, 0, 0, 0, 0, end];
         link.inject(&[&[0xff; 6][..], &own, &[0x88, 0xb5]].concat());
         let mut host = Host::new(link, config(rng, seed + 1, framing), working);
-        host.station.engine.set_polled((seed >> (end & 1)) & 1 != 0);
+        let polling = if (seed >> (end & 1)) & 1 == 0 { Polling::No } else { Polling::Busy };
+        host.station.engine.set_polling(polling);
         host
     };
     let mut hosts: Vec<Host> = links.into_iter().zip(1..).map(&mut host).collect();

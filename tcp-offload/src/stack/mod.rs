@@ -20,6 +20,7 @@ mod listen;
 mod next_hops;
 mod offload;
 mod paths;
+mod postponed;
 mod receive;
 mod recent;
 mod source;
@@ -30,6 +31,8 @@ mod streaming;
 mod testing;
 mod timers;
 mod turns;
+#[cfg(test)]
+mod twins;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -42,6 +45,13 @@ use rand::{RngCore, rngs::StdRng};
 use slab::Slab;
 
 use self::frames::Sweep;
+pub use self::{
+    acks::Polling,
+    config::{ConnectParams, StackConfig},
+    counters::{StackCounters, TableSizes},
+    error::{AcceptError, ConnectError, ListenError},
+    next_hops::Lookup,
+};
 use self::{
     closing::Reported,
     half_open::HalfOpens,
@@ -50,15 +60,9 @@ use self::{
     offload::ChecksumOffload,
     paths::Paths,
     recent::Recent,
-    source::FramingSource,
+    source::{FramingSource, Supply},
     timers::Timers,
     turns::{Turns, Work},
-};
-pub use self::{
-    config::{ConnectParams, StackConfig},
-    counters::{StackCounters, TableSizes},
-    error::{AcceptError, ConnectError, ListenError},
-    next_hops::Lookup,
 };
 use crate::{
     framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, either},
@@ -88,9 +92,7 @@ struct ConnSlot<P> {
     tcp: Connection,
     session: AnySession<P>,
     checksums: ChecksumOffload,
-    /// When the connection last sent, it was ordinary, and the upper layer had nothing more to send. It calls
-    /// [`Stack::wake`] when it has data again.
-    dry: bool,
+    supply: Supply,
     /// Share of this connection in [`Stack::held_bytes`].
     held: usize,
     /// Share of this connection in [`Stack::spilled_bytes`].
@@ -121,8 +123,9 @@ pub struct Stack<U: Ulp> {
     time_waiting: VecDeque<ConnId>,
     /// The next work of each connection.
     turns: Turns,
-    /// See [`Stack::set_polled`].
-    polled: bool,
+    polling: Polling,
+    /// The connection with [postponed work](Stack::catch_up).
+    postponed: Option<ConnId>,
     /// Free transmit chunks when they last were too few for a connection.
     free_at_shortage: usize,
     resets: VecDeque<Segment>,
@@ -175,13 +178,15 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
     /// The next work of the connection, unless it waits for free frames. Whether it is [ordinary](Self::is_ordinary) is known.
-    fn next_work<U: Ulp<Placed = P>>(&self, ordinary: bool, polled: bool, ulp: &U, conn: ConnId) -> Work {
+    fn next_work<U: Ulp<Placed = P>>(&self, ordinary: bool, polling: Polling, ulp: &U, conn: ConnId) -> Work {
         let sends = match self.tcp.wants_to_transmit() {
             Wants::Yes => true,
-            Wants::NewData => !(ordinary && self.dry) && either!(&self.session => has_data(ulp, conn)),
+            Wants::NewData => {
+                !(ordinary && self.supply == Supply::Dry) && either!(&self.session => has_data(ulp, conn))
+            }
             Wants::Nothing => false,
         };
-        if sends { Work::Send } else { self.next_ack(polled) }
+        if sends { Work::Send } else { self.next_ack(polling) }
     }
 }
 
@@ -208,7 +213,8 @@ impl<U: Ulp> Stack<U> {
             lookups: next_hops::Lookups::new(),
             time_waiting: VecDeque::new(),
             turns: Turns::default(),
-            polled: false,
+            polling: Polling::No,
+            postponed: None,
             free_at_shortage: 0,
             resets: VecDeque::new(),
             held: 0,
@@ -276,7 +282,7 @@ impl<U: Ulp> Stack<U> {
             tcp,
             session,
             checksums: ChecksumOffload::default(),
-            dry: false,
+            supply: Supply::Unknown,
             held: 0,
             spilled: 0,
             pending,
@@ -345,7 +351,8 @@ impl<U: Ulp> Stack<U> {
 
     /// Records that the upper layer has something to send on this connection.
     pub fn wake(&mut self, conn: ConnId) {
-        if self.slot(conn).is_some() {
+        if let Some(slot) = self.slot(conn) {
+            slot.supply = Supply::Announced;
             self.make_ready(conn.index);
         }
     }
@@ -385,19 +392,24 @@ impl<U: Ulp> Stack<U> {
             let conn = ConnId { index, generation: slot.generation };
             let emss = slot.tcp.emss();
             slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
-            let mut source = FramingSource { now, emss, session: &mut slot.session, ulp, conn };
+            let announced = slot.supply == Supply::Announced;
+            let mut source = FramingSource { now, emss, session: &mut slot.session, announced, ulp, conn };
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
+            if sent.is_all() && slot.tcp.has_postponed() {
+                (slot.supply, starved_in_a_row) = (Supply::Dry, 0);
+                continue;
+            }
             if sent.short_of_frames {
                 self.sweep.request(now);
             }
             let ordinary = sent.closed.is_none() && slot.is_ordinary();
-            slot.dry = sent.dry && ordinary;
+            slot.supply = if sent.dry && ordinary { Supply::Dry } else { Supply::Unknown };
             if !ordinary {
                 self.report_and_free(link, index, sent.closed, ulp);
             }
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             self.timers.arm(index, slot.deadline_bound(ordinary));
-            let owes_ack = slot.has_idle_ack(self.polled);
+            let owes_ack = slot.has_idle_ack(self.polling);
             if sent.starved && sent.short_of_frames {
                 self.free_at_shortage = link.tx_available();
                 self.turns.set(index, Work::Frames);
@@ -480,7 +492,7 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get(index as usize) else { return };
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
-            self.turns.set(index, slot.next_work(ordinary, self.polled, ulp, conn));
+            self.turns.set(index, slot.next_work(ordinary, self.polling, ulp, conn));
         }
     }
 

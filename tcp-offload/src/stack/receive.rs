@@ -27,6 +27,7 @@ impl<U: Ulp> Stack<U> {
         frames: &mut Drain<'_, RxFrame>,
         ulp: &mut U,
     ) {
+        self.catch_up(now, link, ulp);
         if !self.receive_straight(now, link, frames, ulp)
             && let Some(frame) = frames.next()
         {

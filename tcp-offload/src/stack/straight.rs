@@ -16,7 +16,7 @@
 
 use std::vec::Drain;
 
-use super::{ConnSlot, Stack, turns::Work};
+use super::{ConnSlot, Polling, Stack, source::Supply, turns::Work};
 use crate::{
     framing::{Carried, Taken},
     link::{Link, RxFrame},
@@ -53,7 +53,10 @@ impl<U: Ulp> Stack<U> {
             if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
                 slot.tcp.receive_continuation(&plain);
             } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
-                if let Some(acked) = slot.tcp.receive_predicted(now, link, plain) {
+                let last = self.polling == Polling::Busy && frames.as_slice().len() == 1;
+                if last && slot.tcp.receive_and_postpone(now, &plain) {
+                    self.postponed = Some(conn);
+                } else if let Some(acked) = slot.tcp.receive_predicted(now, link, plain) {
                     ulp.acked(conn, acked);
                 }
             } else {
@@ -86,9 +89,16 @@ impl<U: Ulp> Stack<U> {
         if partial_checksum {
             self.counters.partial_checksum += self.counters.frames_in - before;
         }
+        let can_wait = slot.only_acknowledges() && !slot.tcp.must_acknowledge();
         if let Some((payload, taken)) = refused {
             self.payload_offered(now, index, &payload, taken);
             self.after_change(now, link, index, None, ulp);
+            return true;
+        }
+        if self.postponed.is_some() {
+            if !can_wait {
+                self.catch_up(now, link, ulp);
+            }
             return true;
         }
         if last.is_some() {
@@ -119,10 +129,10 @@ impl<U: Ulp> Stack<U> {
         match self.turns.work(index) {
             Work::Send => {}
             Work::Nothing | Work::Ack if slot.only_acknowledges() => {
-                let work = slot.next_ack(self.polled);
+                let work = slot.next_ack(self.polling);
                 debug_assert_eq!(
                     work,
-                    slot.next_work(true, self.polled, ulp, ConnId { index, generation: slot.generation })
+                    slot.next_work(true, self.polling, ulp, ConnId { index, generation: slot.generation })
                 );
                 self.turns.set(index, work);
             }
@@ -136,7 +146,7 @@ impl<P> ConnSlot<P> {
     /// send, and no ACK has to report the boundary of a congestion mark.
     #[inline]
     fn only_acknowledges(&self) -> bool {
-        self.dry && !self.tcp.owes_mark_boundary()
+        self.supply == Supply::Dry && !self.tcp.owes_mark_boundary()
     }
 }
 

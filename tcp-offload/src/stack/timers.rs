@@ -135,6 +135,7 @@ impl Timers {
 impl<U: Ulp> Stack<U> {
     /// Handles the expired timers.
     pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
+        self.catch_up(now, link, ulp);
         self.half_open_timer(now, link);
         self.sweep_frames(now, link);
         self.pass_paths(now);

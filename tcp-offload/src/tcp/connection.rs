@@ -10,6 +10,7 @@ use super::{
     congestion::Window,
     marks::Marks,
     pmtu::PathMtu,
+    prediction::PlainAck,
     receiver::Receiver,
     sender::Sender,
     stage::{Fin, Sending, Stage, Syn},
@@ -123,6 +124,8 @@ pub struct Connection {
     /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
+    /// See [`Connection::receive_and_postpone`].
+    pub(super) postponed: Option<PlainAck>,
 }
 
 impl Connection {
@@ -162,6 +165,7 @@ impl Connection {
             soft_error: None,
             spill_allowance: usize::MAX,
             counters: TcpCounters::default(),
+            postponed: None,
         };
         connection.resize();
         connection
@@ -496,11 +500,6 @@ impl Connection {
     /// section 3.7.1).
     pub fn emss(&self) -> usize {
         self.emss
-    }
-
-    /// Whether any segment sent is not yet acknowledged.
-    pub fn has_unacknowledged(&self) -> bool {
-        !self.tx.queue.is_empty()
     }
 
     /// `RCV.NXT` as an offset: everything below it was taken.

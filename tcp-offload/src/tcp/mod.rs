@@ -17,6 +17,7 @@ mod marks;
 mod output;
 mod path;
 mod pmtu;
+mod postponed;
 mod prediction;
 mod queue;
 mod rack;
@@ -77,6 +78,11 @@ pub enum Filled {
 pub trait Source {
     /// Whether [`Source::fill`] may return anything but [`Filled::Nothing`], so that it is worth allocating a frame.
     fn has_data(&self) -> bool;
+
+    /// Whether [`Source::has_data`] is probably true. It is asked less often.
+    fn may_have_data(&self) -> bool {
+        self.has_data()
+    }
 
     /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is the EMSS,
     /// less when the peer's window is smaller, and more for a path MTU probe, which must be filled to the last byte.
@@ -149,6 +155,14 @@ pub struct Sent {
     pub short_of_frames: bool,
     /// The connection has just ended.
     pub closed: Option<CloseReason>,
+}
+
+impl Sent {
+    /// Whether all that the source had was sent, and nothing has to be reported.
+    #[inline]
+    pub fn is_all(&self) -> bool {
+        self.dry && !(self.more | self.starved | self.short_of_frames) && self.closed.is_none()
+    }
 }
 
 /// An error that a connection may survive (RFC 9293 section 3.9.1.8).

@@ -337,13 +337,19 @@ impl Connection {
         }
         let (before, frames) = (self.tx.nxt(), turn.sent.frames);
         let end = self.send_new(turn, source);
-        if self.tx.nxt() != before {
+        // The postponed acknowledgment restarts the timers.
+        if self.tx.nxt() != before && self.postponed.is_none() {
             self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         }
         if turn.sent.frames != frames {
             self.acknowledged(false);
         }
-        match end? {
+        let end = match end? {
+            // A timer may only be armed for data that waits.
+            End::Limit(_) | End::DoesNotFit { .. } if !source.has_data() => End::Dry,
+            end => end,
+        };
+        match end {
             End::Finished if self.tx.usable() > 0 => self.transmit_fin(turn),
             End::Finished => self.stopped_by(turn, Limit::Window),
             End::Limit(limit) => self.stopped_by(turn, limit),
@@ -369,7 +375,7 @@ impl Connection {
             Some(Sending::Finished) => return Ok(End::Finished),
             None => return Ok(End::Closed),
         }
-        let mut has_data = source.has_data();
+        let mut has_data = source.may_have_data();
         let searches_mtu = self.mtu.is_searching(turn.now);
         let mut plan = self.plan(turn.link);
         while has_data {
@@ -451,6 +457,8 @@ impl Connection {
     /// Handles a limit that holds back new data, if there is any.
     fn stopped_by(&mut self, turn: &mut Turn<'_>, limit: Limit) -> Result<(), Stopped> {
         match limit {
+            // What the postponed acknowledgment covers has left the network.
+            Limit::Congestion if self.postponed.is_some() => {}
             Limit::Congestion => self.tx.was_limited(),
             Limit::Window if self.tx.queue.is_empty() => self.persist(turn)?,
             Limit::Frames => turn.sent.short_of_frames = true,
@@ -522,7 +530,9 @@ impl Connection {
         );
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
-        frame.leave_checksum(plan.left_checksum);
+        if plan.left_checksum.is_some() {
+            frame.leave_checksum(plan.left_checksum);
+        }
         self.counters.bytes_out += len as u64;
         let sent = turn.link.submit(self.path.queue, &mut frame, header + len).is_ok();
         // The link may have shortened the frame.

@@ -11,7 +11,24 @@ use super::{
     sender::{After, Sender},
     stage::Stage,
 };
-use crate::{link::Link, seq::StreamOffset, time::Instant, wire::PlainSegment};
+use crate::{
+    link::Link,
+    seq::{SeqNum, StreamOffset},
+    time::Instant,
+    wire::PlainSegment,
+};
+
+/// The acknowledgment in a segment that is expected.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlainAck {
+    /// When it arrived.
+    pub at: Instant,
+    /// The acknowledgment number as an offset.
+    pub number: StreamOffset,
+    /// The segment's sequence number, and its window in bytes.
+    pub seq: SeqNum,
+    pub window: u32,
+}
 
 impl Connection {
     /// Whether the segment is the expected one, so that [`Self::receive_predicted`] may process it.
@@ -40,30 +57,57 @@ impl Connection {
         link: &mut dyn Link,
         segment: PlainSegment,
     ) -> Option<StreamOffset> {
+        self.note_predicted(now, &segment);
+        let ack = self.plain_ack(now, &segment);
+        self.take_ack(now, link, ack)
+    }
+
+    /// The part of [`Self::receive_predicted`] that concerns the peer's data and the next acknowledgment of it.
+    #[inline]
+    pub(super) fn note_predicted(&mut self, now: Instant, segment: &PlainSegment) {
         self.counters.segments_in += 1;
         self.note_life(now);
         self.learn_timestamp(now, segment.seq, segment.timestamps);
+        self.marks.received(segment.ecn, false, segment.payload_len, self.ack.is_owed(), self.rx.next());
+        self.rx.note_length(segment.payload_len);
+    }
+
+    /// The acknowledgment in a segment that [`Self::predicts`] admits.
+    #[inline]
+    pub(super) fn plain_ack(&self, now: Instant, segment: &PlainSegment) -> PlainAck {
+        PlainAck {
+            at: now,
+            number: self.tx.una() + self.tx.ahead_of_una(segment.ack).unsigned_abs(),
+            seq: segment.seq,
+            window: u32::from(segment.window) << self.snd_shift.unwrap_or(0),
+        }
+    }
+
+    /// The part of [`Self::receive_predicted`] that concerns our data.
+    #[inline]
+    pub(super) fn take_ack(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        ack: PlainAck,
+    ) -> Option<StreamOffset> {
         let widest = self.tx.max_window();
-        let window = u64::from(segment.window) << self.snd_shift.unwrap_or(0);
-        let number = self.tx.una() + self.tx.ahead_of_una(segment.ack).unsigned_abs();
         let mut acked = None;
         if self.tx.queue.is_empty() {
-            self.acknowledge_nothing(segment.seq, number, window);
+            self.acknowledge_nothing(ack.seq, ack.number, ack.window.into());
         } else {
-            self.tx.on_plain_ack(now, link, segment.seq, number, window);
+            self.tx.on_plain_ack(link, ack);
             if self.tx.is_blocked_by_window() && self.answers_keep_it_open() {
                 self.tx.waiting_since = None;
             }
             self.act_on_probe_outcome(now);
-            acked = Some(number);
+            acked = Some(ack.number);
             self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
             self.stop_window_probes();
         }
         if self.tx.max_window() > widest {
             self.resize();
         }
-        self.marks.received(segment.ecn, false, segment.payload_len, self.ack.is_owed(), self.rx.next());
-        self.rx.note_length(segment.payload_len);
         acked
     }
 

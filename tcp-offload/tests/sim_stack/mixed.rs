@@ -13,7 +13,7 @@ use xwarp_tcp::{
         Aim, Blackout, Checksums, End, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig,
         run, run_seeds,
     },
-    stack::{ConnectParams, StackConfig},
+    stack::{ConnectParams, Polling, StackConfig},
     tcp::{Algorithm, Keepalive, TcpConfig},
     time::Instant,
 };
@@ -164,8 +164,8 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
         End::new(link, StackConfig { secret, tcp, ..StackConfig::default() })
     };
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
-    a.stack.set_polled(seed & 1 != 0);
-    b.stack.set_polled(seed & 2 != 0);
+    a.stack.set_polling([Polling::No, Polling::Yes, Polling::Busy][(seed % 3) as usize]);
+    b.stack.set_polling([Polling::No, Polling::Busy][(seed >> 1 & 1) as usize]);
     let (from, to) =
         if v6 { ("[fd00::1]:40000", "[fd00::2]:18515") } else { ("10.1.0.1:40000", "10.1.0.2:18515") };
     b.stack.listen(&mut b.link, None, PORT, 8, mtu, mpa.clone()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use xwarp_tcp::{sim::Faults, tcp::TcpConfig};
+use xwarp_tcp::{sim::Faults, stack::Polling, tcp::TcpConfig};
 
 use crate::support::Lab;
 
@@ -20,7 +20,7 @@ struct Streamed {
 /// Sends `bytes` to a server that receives each segment in a turn of its own.
 fn stream(tcp: TcpConfig, polled: bool, bytes: usize) -> Streamed {
     let mut lab = Lab::new(tcp, 8);
-    lab.server.stack.set_polled(polled);
+    lab.server.stack.set_polling(if polled { Polling::Yes } else { Polling::No });
     for end in 0..2 {
         let (delay, rate_bytes) = (Duration::from_micros(2), Some(1_250_000_000));
         lab.wire.set_faults(end, Faults { delay, rate_bytes, ..Faults::default() });

@@ -19,6 +19,7 @@ use xwarp_rnic::{
 };
 use xwarp_tcp::{
     link::{Kick, Kicked},
+    stack::Polling,
     time::Instant,
 };
 
@@ -232,6 +233,8 @@ impl SharedEngine {
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
         self.call(|state| {
             let now = state.clock.now();
+            let State { engine, link, .. } = state;
+            engine.catch_up(now, &mut **link);
             (f(state, now), Leave::Now)
         })
     }
@@ -448,7 +451,12 @@ impl SharedEngine {
         let turned = self.guarded(state, |state| {
             let now = state.clock.now();
             let State { engine, link, .. } = state;
-            engine.set_polled(polled);
+            let polling = match polled {
+                true if self.application_polls() => Polling::Busy,
+                true => Polling::Yes,
+                false => Polling::No,
+            };
+            engine.set_polling(polling);
             let received = engine.turn(now, &mut **link);
             self.gathered.clear();
             self.publish(state, now);
@@ -553,10 +561,12 @@ impl SharedEngine {
 
     /// Records that the application is about to sleep and must be woken: it no longer counts as polling.
     pub(crate) fn application_sleeps(&self) {
-        if self.gathered.any() {
+        let polled = self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS;
+        // Sends gathered posts, and catches up with what a turn has left to the next poll.
+        if polled || self.gathered.any() {
             self.with(|_, _| ());
         }
-        if self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS {
+        if polled {
             self.doorbell.ring();
         }
     }

@@ -1,150 +1,25 @@
 //! The straight path has the outcome of the general one: two ends get the same frames, one of them without header prediction.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
 
-use crate::{
-    link::Link,
-    mpa::{Markers, MpaConfig},
-    sim::{Checksums, End, Node, SimLink, Wire, WireConfig, path},
-    stack::{ConnectParams, StackConfig},
-    tcp::testing::with_prediction,
-    time::Instant,
+use crate::stack::{
+    Polling,
+    twins::{Cabled, scene},
 };
-
-const PORT: u16 = 7;
-
-/// What happens before a turn of the ends.
-#[derive(Debug, Clone)]
-struct Step {
-    /// ULPDUs that the peer and the twins begin to send.
-    to_send: [u32; 2],
-    /// What happens to the frames of the peer: the number of a frame, modulo their number, and the fault.
-    fault: Option<(usize, Fault)>,
-    /// Time since the last turn, in microseconds.
-    time: u64,
-    polled: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Fault {
-    Drop,
-    Twice,
-    Swap,
-    /// A byte is changed.
-    Damage(usize),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let number = || prop_oneof![3 => Just(0u32), 3 => 1u32..4, 1 => 4u32..60];
-    let fault = prop_oneof![
-        Just(Fault::Drop),
-        Just(Fault::Twice),
-        Just(Fault::Swap),
-        (0usize..1500).prop_map(Fault::Damage)
-    ];
-    let time = prop_oneof![6 => 1u64..40, 2 => 40u64..3000, 1 => 3000u64..400_000];
-    ([number(), number()], prop::option::weighted(0.15, (any::<usize>(), fault)), time, any::<bool>())
-        .prop_map(|(to_send, fault, time, polled)| Step { to_send, fault, time, polled })
-}
-
-/// An end, and the other end of its cable.
-struct Cabled {
-    end: End<SimLink>,
-    far: SimLink,
-    predict: bool,
-}
-
-impl Cabled {
-    fn new(predict: bool, chunk_bytes: usize, checksums: Checksums) -> Self {
-        let (tx_chunks, rx_chunks, ring) = (8192, 8192, 8192);
-        let config =
-            WireConfig { chunk_bytes, tx_chunks, rx_chunks, ring, checksums, ..WireConfig::default() };
-        let (_, link, far) = Wire::new(config);
-        Self { end: End::new(link, StackConfig::default()), far, predict }
-    }
-
-    /// Runs a turn with `frames`. Returns the frames that the end has sent.
-    fn turn(&mut self, now: Instant, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
-        for frame in frames {
-            self.far.inject(frame);
-        }
-        with_prediction(self.predict, || self.end.turn(now));
-        let mut sent = Vec::new();
-        self.far.receive(&mut sent, usize::MAX);
-        let bytes = |frame| {
-            let bytes = self.far.rx_chunks(&frame).concat();
-            self.far.recycle(frame);
-            bytes
-        };
-        sent.into_iter().map(bytes).collect()
-    }
-
-    /// All of the state that a segment can change.
-    fn state(&self) -> String {
-        let stack = &self.end.stack;
-        let works: Vec<_> = stack.slots.iter().map(|(index, _)| stack.turns.work(index as u32)).collect();
-        let tables = (works, stack.held, stack.spilled, stack.next_deadline(), stack.counters);
-        format!("{:?} {tables:?} {:?}", stack.slots, self.end.ulp)
-    }
-}
-
-fn apply(fault: Option<(usize, Fault)>, frames: &mut Vec<Vec<u8>>) {
-    let Some((number, fault)) = fault.filter(|_| !frames.is_empty()) else { return };
-    let at = number % frames.len();
-    match fault {
-        Fault::Drop => drop(frames.remove(at)),
-        Fault::Twice => frames.insert(at, frames[at].clone()),
-        Fault::Swap => {
-            let last = frames.len() - 1;
-            frames.swap(at, last);
-        }
-        Fault::Damage(byte) => {
-            let byte = byte % frames[at].len();
-            frames[at][byte] ^= 0x10;
-        }
-    }
-}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn prop_the_straight_path_has_the_outcome_of_the_general_one(
-        steps in prop::collection::vec(step(), 1..60),
-        markers: bool,
-        chunk_bytes in prop_oneof![3 => Just(4096usize), 1 => 300usize..1000],
-        partial: bool,
-    ) {
-        let markers = if markers { Markers::Require } else { Markers::Off };
-        let mpa = MpaConfig { markers, ..MpaConfig::default() };
-        let checksums = if partial { Checksums::Partial } else { Checksums::Computed };
-        let mut peer = Cabled::new(true, 4096, checksums);
-        let mut twins = [true, false].map(|predict| Cabled::new(predict, chunk_bytes, checksums));
-        for Cabled { end, .. } in &mut twins {
-            end.stack.listen(&mut end.link, None, PORT, 8, 1500, mpa.clone()).unwrap();
-        }
-        let mut now = Instant::ZERO;
-        let route = path(([10, 0, 0, 1], 40_000), ([10, 0, 0, 2], PORT));
-        let params = ConnectParams { ird: 4, ord: 4, private_data: Vec::new() };
-        peer.end.conn = Some(peer.end.stack.connect(now, &mut peer.end.link, route, mpa, params).unwrap());
-        let mut back = Vec::new();
-        let connect = Step { to_send: [0, 0], fault: None, time: 20, polled: true };
-        for step in std::iter::repeat_n(&connect, 6).chain(&steps) {
-            now += Duration::from_micros(step.time);
-            peer.end.ulp.to_send += step.to_send[0];
-            let mut frames = peer.turn(now, &back);
-            apply(step.fault, &mut frames);
+    fn prop_the_straight_path_has_the_outcome_of_the_general_one(scene in scene()) {
+        scene.play([true, false], |now, twins, step, frames| {
             let [ours, general] = twins.each_mut().map(|twin| {
-                twin.end.stack.set_polled(step.polled);
-                twin.end.ulp.to_send += step.to_send[1];
-                twin.turn(now, &frames)
+                twin.end.stack.set_polling(if step.polled { Polling::Yes } else { Polling::No });
+                twin.turn(now, frames)
             });
             prop_assert_eq!(&ours, &general);
             let [one, other] = twins.each_ref().map(Cabled::state);
             prop_assert_eq!(one, other);
-            back = ours;
-        }
-        prop_assert!(peer.end.ulp.established.is_some());
+            Ok(ours)
+        })?;
     }
 }

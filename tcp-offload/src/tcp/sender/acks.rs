@@ -11,6 +11,7 @@ use crate::{
         TcpCounters,
         clock::Clock,
         congestion::{Acked, Congestion, Window},
+        prediction::PlainAck,
         queue::{Block, SentSegment},
         rack::ProbeOutcome,
         recovery::{Frto, Prr, RecoveryPhase, Undo},
@@ -136,14 +137,11 @@ impl Sender {
     #[inline]
     pub(in crate::tcp) fn on_plain_ack(
         &mut self,
-        now: Instant,
         link: &mut dyn Link,
-        seq: SeqNum,
-        number: StreamOffset,
-        window: u64,
+        PlainAck { at: now, number, seq, window }: PlainAck,
     ) {
         self.flight_before = self.flight();
-        self.update_window(seq, number, window);
+        self.update_window(seq, number, window.into());
         let mut delivery = Delivery { original: true, ..Delivery::default() };
         let (rack, prober) = (&mut self.rack, &mut self.prober);
         let mut note = |entry: &SentSegment| {

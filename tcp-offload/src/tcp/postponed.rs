@@ -1,0 +1,39 @@
+//! Postponed acknowledgments. The segment that a busy application waits for also acknowledges the one that it sent before. What
+//! TCP does with that acknowledgment can wait until the application has answered: meanwhile the peer gets the answer.
+
+use super::Connection;
+use crate::{link::Link, seq::StreamOffset, time::Instant, wire::PlainSegment};
+
+impl Connection {
+    /// Like [`Self::receive_predicted`], but leaves the acknowledgment to [`Self::catch_up`], which must precede the next segment
+    /// and the next timer. Until then, TCP sends as if the acknowledgment had not arrived. Returns false, and does nothing, unless
+    /// the segment has payload and acknowledges the only segment in flight.
+    #[inline]
+    pub fn receive_and_postpone(&mut self, now: Instant, segment: &PlainSegment) -> bool {
+        let answers = segment.payload_len > 0
+            && self.tx.queue.len() == 1
+            && segment.ack == self.tx.seq_at(self.tx.nxt());
+        if answers {
+            self.note_predicted(now, segment);
+            self.postponed = Some(self.plain_ack(now, segment));
+        }
+        answers
+    }
+
+    /// Processes the postponed acknowledgment. Returns the offset below which the peer has acknowledged all data.
+    pub fn catch_up(&mut self, now: Instant, link: &mut dyn Link) -> Option<StreamOffset> {
+        let ack = self.postponed.take()?;
+        self.take_ack(now, link, ack)
+    }
+
+    /// Whether an acknowledgment is [postponed](Self::receive_and_postpone).
+    #[inline]
+    pub fn has_postponed(&self) -> bool {
+        self.postponed.is_some()
+    }
+
+    /// Whether any segment was sent of which no acknowledgment has been received.
+    pub fn has_unacknowledged(&self) -> bool {
+        !self.tx.queue.is_empty() && self.postponed.is_none_or(|ack| ack.number < self.tx.nxt())
+    }
+}

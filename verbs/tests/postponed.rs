@@ -1,0 +1,93 @@
+//! An application that polls all the time answers a message before its own last send completes, although the message has brought
+//! the acknowledgement.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    End, connect_with,
+    probe::{Probe, Probed},
+    queue_pair,
+};
+use xwarp_verbs::{
+    CompletionChannel, CompletionQueueOptions, Device, DeviceOptions, Opcode, Payload, Progress,
+    QueuePairOptions, RecvRequest, WorkRequest,
+    sim::{self, WireConfig},
+};
+
+/// Messages after which an application counts as polling, and the connection's first acknowledgements are over.
+const WARM_UP: usize = 100;
+
+fn send(end: &End) {
+    end.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    end.qp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+}
+
+/// Takes the next completion.
+fn next(end: &End) -> Opcode {
+    end.cq.poll_one().expect("the frame has arrived").check().unwrap().opcode
+}
+
+/// A server that answers, and a client that has just got its answer, at the end of some exchanges. Neither has a progress thread.
+fn answered() -> ([End; 2], Arc<Probe>, CompletionChannel) {
+    let (a, b) = sim::pair(WireConfig::default(), 1500).unwrap();
+    let (b, probe) = Probed::new(b);
+    let options = DeviceOptions { progress: Progress::Application, ..Default::default() };
+    let devices =
+        [Device::over(Box::new(a), options.clone()).unwrap(), Device::over(Box::new(b), options).unwrap()];
+    let channel = CompletionChannel::new().unwrap();
+    let ends = connect_with(&devices, 1, |device| {
+        let (pd, cq, qp) = queue_pair(device, QueuePairOptions::default());
+        if !device.is(&devices[1]) {
+            return (pd, cq, qp);
+        }
+        let channel = Some(channel.clone());
+        let cq = device.create_cq_with(CompletionQueueOptions { channel, ..Default::default() }).unwrap();
+        let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+        (pd, cq, qp)
+    });
+    let [server, client] = &ends;
+    let exchange = || {
+        server.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+        send(client);
+        // One turn: a second one would send the acknowledgement.
+        assert_eq!(next(server), Opcode::Recv);
+        server.qp.post_send(&WorkRequest::send(2, Payload::EMPTY)).unwrap();
+    };
+    for _ in 0..WARM_UP {
+        exchange();
+        assert!((0..10).filter_map(|_| client.cq.poll_one()).count() == 2);
+    }
+    exchange();
+    assert_eq!(next(client), Opcode::Recv);
+    (ends, probe, channel)
+}
+
+#[test]
+fn an_answer_leaves_at_once_and_the_last_send_completes_with_the_next_poll() {
+    let ([_server, client], probe, _) = answered();
+    let before = probe.frames();
+    send(&client);
+    assert_eq!(probe.frames() - before, 1, "the answer does not gather behind what is acknowledged");
+    assert_eq!(next(&client), Opcode::Send);
+}
+
+#[test]
+fn arming_a_queue_completes_the_last_send() {
+    let ([_server, client], _, channel) = answered();
+    client.cq.arm(false);
+    assert!(channel.poll().is_some());
+    assert_eq!(next(&client), Opcode::Send);
+}
+
+#[test]
+fn an_application_that_waits_catches_up() {
+    let ([_server, client], ..) = answered();
+    let in_flight = || client.qp.tcp_info().unwrap().chunks_retained;
+    assert_eq!(in_flight(), 1);
+    let (silent, _writer) = std::io::pipe().unwrap();
+    assert!(!client.device.wait(silent, Some(Duration::from_millis(1))).unwrap());
+    assert_eq!(in_flight(), 0);
+}
