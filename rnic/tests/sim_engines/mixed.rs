@@ -156,6 +156,9 @@ fn config(rng: &mut SmallRng, seed: u64, framing: Framing) -> EngineConfig {
     EngineConfig { secret: Secret::from_number(seed), tcp, framing, ..EngineConfig::default() }
 }
 
+/// From this seed on, applications that poll are busy.
+const BUSY: u64 = 1 << 40;
+
 /// Engines on a switch: the first listens, each other has a connection to it.
 fn hosts(
     rng: &mut SmallRng,
@@ -169,8 +172,8 @@ fn hosts(
         let own = [2, 0, 0, 0, 0, end];
         link.inject(&[&[0xff; 6][..], &own, &[0x88, 0xb5]].concat());
         let mut host = Host::new(link, config(rng, seed + 1, framing), working);
-        let polling = if (seed >> (end & 1)) & 1 == 0 { Polling::No } else { Polling::Busy };
-        host.station.engine.set_polling(polling);
+        let polls = if seed < BUSY { Polling::Yes } else { Polling::Busy };
+        host.station.engine.set_polling(if (seed >> (end & 1)) & 1 == 0 { Polling::No } else { polls });
         host
     };
     let mut hosts: Vec<Host> = links.into_iter().zip(1..).map(&mut host).collect();
@@ -292,6 +295,12 @@ fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks() {
 #[test]
 fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks_with_rdma_tcp() {
     run_seeds(|seed| mixed_on_chains(seed, Framing::RdmaTcp));
+}
+
+#[test]
+fn sim_mixed_faults_under_whole_engines_with_busy_applications() {
+    run_seeds(|seed| mixed(BUSY + seed, Framing::Mpa));
+    run_seeds(|seed| mixed_on_chains(BUSY + seed, Framing::RdmaTcp));
 }
 
 /// The following seeds failed once; the tests are named after the causes.

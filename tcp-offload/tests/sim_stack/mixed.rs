@@ -131,6 +131,9 @@ impl Dice {
     }
 }
 
+/// From this seed on, applications that poll are busy.
+const BUSY: u64 = 1 << 40;
+
 /// Runs the scenario of a seed with frames of one chunk and an MTU of 1500; returns the trace's hash.
 fn mixed(seed: u64) -> u64 {
     scenario(seed, 1500, |config| config)
@@ -164,8 +167,9 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
         End::new(link, StackConfig { secret, tcp, ..StackConfig::default() })
     };
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
-    a.stack.set_polling([Polling::No, Polling::Yes, Polling::Busy][(seed % 3) as usize]);
-    b.stack.set_polling([Polling::No, Polling::Busy][(seed >> 1 & 1) as usize]);
+    let polls = if seed < BUSY { Polling::Yes } else { Polling::Busy };
+    a.stack.set_polling(if seed & 1 == 0 { Polling::No } else { polls });
+    b.stack.set_polling(if seed & 2 == 0 { Polling::No } else { polls });
     let (from, to) =
         if v6 { ("[fd00::1]:40000", "[fd00::2]:18515") } else { ("10.1.0.1:40000", "10.1.0.2:18515") };
     b.stack.listen(&mut b.link, None, PORT, 8, mtu, mpa.clone()).unwrap();
@@ -215,6 +219,12 @@ fn sim_mixed_faults_of_all_kinds() {
 #[test]
 fn sim_mixed_faults_on_chains_of_chunks() {
     run_seeds(mixed_on_chains);
+}
+
+#[test]
+fn sim_mixed_faults_with_busy_applications() {
+    run_seeds(|seed| mixed(BUSY + seed));
+    run_seeds(|seed| mixed_on_chains(BUSY + seed));
 }
 
 /// The following seeds failed once; each test is named after the defect that its seed found.
