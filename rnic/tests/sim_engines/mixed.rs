@@ -315,6 +315,11 @@ fn sim_chain_seed_46246_data_does_not_overtake_a_forged_reset() {
 }
 
 #[test]
+fn sim_seed_6981_an_answer_before_the_handshake_ends_promises_no_larger_window() {
+    mixed(6981, Framing::Mpa);
+}
+
+#[test]
 fn sim_chain_seed_274_an_fpdu_placed_from_a_refused_payload_is_not_taken_again() {
     mixed_on_chains(274, Framing::Mpa);
 }

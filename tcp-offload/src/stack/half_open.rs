@@ -186,6 +186,8 @@ impl<U: Ulp> Stack<U> {
             return self.promote(now, link, &half, segment);
         }
         let mut tcp = self.rebuild(now, &half, segment);
+        // The connection that may follow does not know of this answer, so it promises no more than the SYN-ACK.
+        tcp.keep_window();
         tcp.receive(now, link, segment);
         if tcp.owes_bare_ack() && !self.may_challenge(now) {
             tcp.drop_bare_ack();

@@ -199,6 +199,11 @@ impl Connection {
         }
     }
 
+    /// Leaves the right edge of the advertised window where it is.
+    pub(crate) fn keep_window(&mut self) {
+        self.rx.keep_window();
+    }
+
     /// Makes the SYN-ACK due with the next [`Connection::transmit`].
     pub(crate) fn schedule_syn(&mut self) {
         if let Some(syn) = self.stage.syn_mut() {

@@ -353,6 +353,11 @@ impl Receiver {
         fewer && small && self.wanted_edge() >= self.edge + self.step()
     }
 
+    /// Leaves the right edge of the advertised window where it is.
+    pub(super) fn keep_window(&mut self) {
+        self.buffer = self.window();
+    }
+
     fn wanted_edge(&self) -> StreamOffset {
         self.next + self.buffer.saturating_sub(self.held)
     }
