@@ -58,10 +58,9 @@ fn answered() -> ([End; 2], Arc<Probe>, CompletionChannel) {
     };
     for _ in 0..WARM_UP {
         exchange();
-        assert!((0..10).filter_map(|_| client.cq.poll_one()).count() == 2);
+        // The client answers as soon as it has the message.
+        while next(client) != Opcode::Recv {}
     }
-    exchange();
-    assert_eq!(next(client), Opcode::Recv);
     (ends, probe, channel)
 }
 

@@ -10,7 +10,7 @@ use super::{
     congestion::Window,
     marks::Marks,
     pmtu::PathMtu,
-    prediction::PlainAck,
+    postponed::Postponed,
     receiver::Receiver,
     sender::Sender,
     stage::{Fin, Sending, Stage, Syn},
@@ -124,8 +124,7 @@ pub struct Connection {
     /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
-    /// See [`Connection::receive_and_postpone`].
-    pub(super) postponed: Option<PlainAck>,
+    pub(super) postponed: Postponed,
 }
 
 impl Connection {
@@ -165,7 +164,7 @@ impl Connection {
             soft_error: None,
             spill_allowance: usize::MAX,
             counters: TcpCounters::default(),
-            postponed: None,
+            postponed: Postponed::default(),
         };
         connection.resize();
         connection

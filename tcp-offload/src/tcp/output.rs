@@ -338,7 +338,7 @@ impl Connection {
         let (before, frames) = (self.tx.nxt(), turn.sent.frames);
         let end = self.send_new(turn, source);
         // The postponed acknowledgment restarts the timers.
-        if self.tx.nxt() != before && self.postponed.is_none() {
+        if self.tx.nxt() != before && !self.has_postponed() {
             self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         }
         if turn.sent.frames != frames {
@@ -458,7 +458,7 @@ impl Connection {
     fn stopped_by(&mut self, turn: &mut Turn<'_>, limit: Limit) -> Result<(), Stopped> {
         match limit {
             // What the postponed acknowledgment covers has left the network.
-            Limit::Congestion if self.postponed.is_some() => {}
+            Limit::Congestion if self.has_postponed() => {}
             Limit::Congestion => self.tx.was_limited(),
             Limit::Window if self.tx.queue.is_empty() => self.persist(turn)?,
             Limit::Frames => turn.sent.short_of_frames = true,

@@ -21,6 +21,7 @@ const STEP: Duration = Duration::from_micros(5);
 struct Table {
     now: Instant,
     busy: Cabled,
+    peer: Cabled,
     conn: ConnId,
     /// The frames with the peer's answer.
     frames: Vec<Vec<u8>>,
@@ -56,7 +57,16 @@ impl Table {
         frames = peer.turn(now, &frames);
         assert_eq!(frames.len(), 1);
         let conn = busy.end.ulp.established.unwrap();
-        Self { now, busy, conn, frames }
+        Self { now, busy, peer, conn, frames }
+    }
+
+    /// Sends a message, which the peer answers.
+    fn ask(&mut self) {
+        self.now += STEP;
+        self.busy.end.ulp.to_send += 1;
+        self.peer.end.ulp.to_send += 1;
+        let frames = self.busy.turn(self.now, &[]);
+        self.frames = self.peer.turn(self.now, &frames);
     }
 
     /// Runs a turn with the peer's answer, which is `answered` at once or not. Returns the number of frames sent.
@@ -110,6 +120,18 @@ fn the_round_trip_is_measured_when_the_acknowledgment_arrives() {
         table.info().srtt
     });
     assert_eq!(soon, late);
+}
+
+#[test]
+fn an_application_that_polls_before_it_answers_does_not_wait_often() {
+    let mut table = Table::set();
+    let waited = (0..32).filter(|_| {
+        table.receive(false);
+        let postponed = table.busy.end.stack.has_postponed();
+        table.ask();
+        postponed
+    });
+    assert_eq!(waited.count(), 2);
 }
 
 #[test]
