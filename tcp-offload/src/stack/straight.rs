@@ -12,6 +12,8 @@
 //! - no time limit of the framing runs, and a timer of TCP concerns the stack only if it is due before all earlier ones;
 //! - the upper layer has as much to send as before: if that was nothing, only an ACK can have become due.
 //!
+//! What the answer of a busy application does not need of the last segment is [postponed](Stack::catch_up).
+//!
 //! Of a segment that [continues](crate::tcp::Connection::continues) the one before it, TCP processes the payload only.
 
 use std::vec::Drain;

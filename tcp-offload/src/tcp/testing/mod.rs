@@ -78,19 +78,25 @@ pub(super) struct Stream {
     /// Bytes of a unit; 0 fills each segment completely.
     pub unit: usize,
     pub finish: bool,
+    /// There may always be data, until one looks.
+    pub announced: bool,
     /// The next offset to fill.
     pub at: StreamOffset,
 }
 
 impl Stream {
     pub(super) fn new(total: u64, unit: usize, finish: bool) -> Self {
-        Self { total, unit, finish, at: 0 }
+        Self { total, unit, finish, announced: false, at: 0 }
     }
 }
 
 impl Source for Stream {
     fn has_data(&self) -> bool {
         self.at < self.total || self.finish
+    }
+
+    fn may_have_data(&self) -> bool {
+        self.announced || self.has_data()
     }
 
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {

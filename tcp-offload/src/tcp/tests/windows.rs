@@ -67,6 +67,17 @@ fn rfc9293_s3_8_6_1_a_closed_window_is_probed_with_back_off_and_without_data() {
     assert_eq!(script.conn.counters().window_probes, 4);
 }
 
+/// A fence, for instance, may hold back what the upper layer has announced.
+#[test]
+fn a_window_is_not_probed_for_data_that_may_not_be_sent_yet() {
+    for window in [0, 300] {
+        let source = Stream { announced: true, ..Stream::new(0, 0, false) };
+        let mut script = closed_to(window, source);
+        assert!(script.run().is_empty());
+        assert!(script.wait(ms(3_020)).is_empty(), "a window of {window} bytes");
+    }
+}
+
 #[test]
 fn rfc9293_s3_8_6_1_answered_probes_keep_the_connection() {
     let config = TcpConfig { user_timeout: ms(5_000), ..TcpConfig::default() };
