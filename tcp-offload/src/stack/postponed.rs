@@ -8,28 +8,34 @@
 //! One connection at a time can have such work, because it is done before anything else is received and before timers fire.
 
 use super::Stack;
-use crate::{
-    link::Link,
-    time::Instant,
-    ulp::{ConnId, Ulp},
-};
+use crate::{link::Link, time::Instant, ulp::Ulp};
 
 impl<U: Ulp> Stack<U> {
     /// Does the postponed work, if there is any. The stack itself calls this in the next turn.
     #[inline]
     pub fn catch_up(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
-        if let Some(conn) = self.postponed.take() {
-            self.do_postponed(now, link, conn, ulp);
+        if self.postponed.is_some()
+            && let Some(index) = self.process_postponed(now, link, ulp)
+        {
+            self.after_change(now, link, index, None, ulp);
         }
     }
 
+    /// Processes the postponed acknowledgment. Returns the connection, unless it has ended: its timers and its next work are still to
+    /// be set.
     #[inline(never)]
-    fn do_postponed(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
-        let Some(slot) = self.slot(conn) else { return };
-        if let Some(acked) = slot.tcp.catch_up(now, link) {
+    pub(super) fn process_postponed(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        ulp: &mut U,
+    ) -> Option<u32> {
+        let conn = self.postponed.take()?;
+        let acked = self.slot(conn)?.tcp.catch_up(now, link);
+        if let Some(acked) = acked {
             ulp.acked(conn, acked);
         }
-        self.after_change(now, link, conn.index, None, ulp);
+        Some(conn.index)
     }
 
     /// Whether work waits for the next turn.

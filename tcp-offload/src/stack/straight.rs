@@ -91,16 +91,15 @@ impl<U: Ulp> Stack<U> {
         if partial_checksum {
             self.counters.partial_checksum += self.counters.frames_in - before;
         }
-        let can_wait = slot.only_acknowledges() && !slot.tcp.must_acknowledge();
+        if self.postponed.is_some() {
+            if refused.is_none() && slot.only_acknowledges() && !slot.tcp.must_acknowledge() {
+                return true;
+            }
+            self.process_postponed(now, link, ulp);
+        }
         if let Some((payload, taken)) = refused {
             self.payload_offered(now, index, &payload, taken);
             self.after_change(now, link, index, None, ulp);
-            return true;
-        }
-        if self.postponed.is_some() {
-            if !can_wait {
-                self.catch_up(now, link, ulp);
-            }
             return true;
         }
         if last.is_some() {

@@ -36,7 +36,7 @@ impl Table {
     fn set_with(tcp: TcpConfig, last: u32) -> Self {
         let mut now = Instant::ZERO;
         let [mut busy, mut peer] =
-            [tcp, TcpConfig::default()].map(|tcp| Cabled::new(true, tcp, 4096, Checksums::Computed));
+            [tcp, TcpConfig::default()].map(|tcp| Cabled::new(true, tcp, 4096, Checksums::Partial));
         busy.listen(MpaConfig::default());
         peer.connect(MpaConfig::default());
         busy.end.stack.set_polling(Polling::Busy);
@@ -164,6 +164,18 @@ fn an_ack_that_is_due_is_not_postponed() {
     let mut table = Table::set_with(TcpConfig { ack_every: 1, ..TcpConfig::default() }, full);
     assert_eq!(table.receive(false), 1, "the ACK");
     assert!(!table.busy.end.stack.has_postponed());
+}
+
+/// Its request completes, although the connection ends.
+#[test]
+fn an_acknowledgment_counts_if_the_framing_refuses_the_segment() {
+    let mut table = Table::set();
+    let acked = table.busy.end.ulp.acked;
+    // The CRC is wrong, and a partial checksum does not cover the payload.
+    *table.frames[0].last_mut().unwrap() ^= 1;
+    table.receive(false);
+    assert!(table.busy.end.ulp.acked > acked);
+    assert!(!table.busy.end.ulp.errors.is_empty());
 }
 
 #[test]
