@@ -162,12 +162,6 @@ impl Engine {
         received
     }
 
-    /// Does what the last turn has left to this one, because the application was to answer first; see [`Stack::catch_up`].
-    pub fn catch_up(&mut self, now: Instant, link: &mut dyn Link) {
-        self.stack.catch_up(now, link, &mut self.rnic);
-        self.run_deferred(now, link);
-    }
-
     /// Handles one received frame, for callers that receive frames themselves; [`Self::turn`] does this for others.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame) {
         self.stack.receive(now, link, frame, &mut self.rnic);

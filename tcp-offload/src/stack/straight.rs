@@ -56,9 +56,11 @@ impl<U: Ulp> Stack<U> {
                 slot.tcp.receive_continuation(&plain);
             } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
                 let last = self.polling == Polling::Busy && frames.as_slice().len() == 1;
-                if last && slot.tcp.receive_and_postpone(now, &plain) {
+                let postponed = if last { slot.tcp.receive_and_postpone(now, &plain) } else { None };
+                if postponed.is_some() {
                     self.postponed = Some(conn);
-                } else if let Some(acked) = slot.tcp.receive_predicted(now, link, plain) {
+                }
+                if let Some(acked) = postponed.or_else(|| slot.tcp.receive_predicted(now, link, plain)) {
                     ulp.acked(conn, acked);
                 }
             } else {
@@ -91,18 +93,13 @@ impl<U: Ulp> Stack<U> {
         if partial_checksum {
             self.counters.partial_checksum += self.counters.frames_in - before;
         }
-        if self.postponed.is_some() {
-            if refused.is_none() && slot.only_acknowledges() && !slot.tcp.must_acknowledge() {
-                return true;
-            }
-            self.process_postponed(now, link, ulp);
-        }
+        let waits = self.postponed.is_some() && slot.only_acknowledges() && !slot.tcp.must_acknowledge();
         if let Some((payload, taken)) = refused {
             self.payload_offered(now, index, &payload, taken);
             self.after_change(now, link, index, None, ulp);
             return true;
         }
-        if last.is_some() {
+        if last.is_some() && !waits {
             self.after_expected(now, link, index, bound, ulp);
         }
         last.is_some()

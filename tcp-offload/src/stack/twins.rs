@@ -9,7 +9,7 @@ use crate::{
     link::Link,
     mpa::{Markers, MpaConfig},
     sim::{Checksums, End, Node, SimLink, Wire, WireConfig, path},
-    tcp::{TcpConfig, testing::with_prediction},
+    tcp::testing::with_prediction,
     time::Instant,
 };
 
@@ -57,12 +57,12 @@ pub(super) struct Cabled {
 }
 
 impl Cabled {
-    pub fn new(predict: bool, tcp: TcpConfig, chunk_bytes: usize, checksums: Checksums) -> Self {
+    pub fn new(predict: bool, chunk_bytes: usize, checksums: Checksums) -> Self {
         let (tx_chunks, rx_chunks, ring) = (8192, 8192, 8192);
         let config =
             WireConfig { chunk_bytes, tx_chunks, rx_chunks, ring, checksums, ..WireConfig::default() };
         let (_, link, far) = Wire::new(config);
-        Self { end: End::new(link, StackConfig { tcp, ..StackConfig::default() }), far, predict }
+        Self { end: End::new(link, StackConfig::default()), far, predict }
     }
 
     pub fn listen(&mut self, mpa: MpaConfig) {
@@ -147,9 +147,8 @@ impl Scene {
         let markers = if self.markers { Markers::Require } else { Markers::Off };
         let mpa = MpaConfig { markers, ..MpaConfig::default() };
         let checksums = if self.partial { Checksums::Partial } else { Checksums::Computed };
-        let mut peer = Cabled::new(true, TcpConfig::default(), 4096, checksums);
-        let mut twins =
-            predict.map(|predict| Cabled::new(predict, TcpConfig::default(), self.chunk_bytes, checksums));
+        let mut peer = Cabled::new(true, 4096, checksums);
+        let mut twins = predict.map(|predict| Cabled::new(predict, self.chunk_bytes, checksums));
         for twin in &mut twins {
             twin.listen(mpa.clone());
         }

@@ -10,7 +10,7 @@ use super::{
     congestion::Window,
     marks::Marks,
     pmtu::PathMtu,
-    postponed::Postponed,
+    prediction::PlainAck,
     receiver::Receiver,
     sender::Sender,
     stage::{Fin, Sending, Stage, Syn},
@@ -124,7 +124,8 @@ pub struct Connection {
     /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
-    pub(super) postponed: Postponed,
+    /// See [`Connection::receive_and_postpone`].
+    pub(super) postponed: Option<PlainAck>,
 }
 
 impl Connection {
@@ -164,7 +165,7 @@ impl Connection {
             soft_error: None,
             spill_allowance: usize::MAX,
             counters: TcpCounters::default(),
-            postponed: Postponed::default(),
+            postponed: None,
         };
         connection.resize();
         connection

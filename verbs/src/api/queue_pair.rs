@@ -297,9 +297,6 @@ impl QueuePair {
     /// they fill a few segments or are 64, or with one of the first posts or polls after 50 us. Should the application
     /// stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of one queue pair
     /// are always sent in the order in which they were posted.
-    ///
-    /// While the application polls continuously, a request may complete one poll later than the message that acknowledges it, so
-    /// that the answer to that message leaves first.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let requests = std::slice::from_ref(request);
         self.at_engine(|engine| engine.post(self.id, requests, |rnic| rnic.post_send(self.id, request)))

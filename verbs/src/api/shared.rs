@@ -233,8 +233,6 @@ impl SharedEngine {
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
         self.call(|state| {
             let now = state.clock.now();
-            let State { engine, link, .. } = state;
-            engine.catch_up(now, &mut **link);
             (f(state, now), Leave::Now)
         })
     }
@@ -561,12 +559,10 @@ impl SharedEngine {
 
     /// Records that the application is about to sleep and must be woken: it no longer counts as polling.
     pub(crate) fn application_sleeps(&self) {
-        let polled = self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS;
-        // Sends gathered posts, and catches up with what a turn has left to the next poll.
-        if polled || self.gathered.any() {
+        if self.gathered.any() {
             self.with(|_, _| ());
         }
-        if polled {
+        if self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS {
             self.doorbell.ring();
         }
     }

@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use crate::{
     mpa::MpaConfig,
-    sim::{Checksums, numbered_len},
+    sim::Checksums,
     stack::{
         Polling,
         twins::{Cabled, scene},
     },
-    tcp::{Info, TcpConfig},
+    tcp::Info,
     time::Instant,
     ulp::ConnId,
 };
@@ -21,7 +21,6 @@ const STEP: Duration = Duration::from_micros(5);
 struct Table {
     now: Instant,
     busy: Cabled,
-    peer: Cabled,
     conn: ConnId,
     /// The frames with the peer's answer.
     frames: Vec<Vec<u8>>,
@@ -29,22 +28,16 @@ struct Table {
 
 impl Table {
     fn set() -> Self {
-        Self::set_with(TcpConfig::default(), 13)
-    }
-
-    /// The peer's answer is message `last`.
-    fn set_with(tcp: TcpConfig, last: u32) -> Self {
         let mut now = Instant::ZERO;
-        let [mut busy, mut peer] =
-            [tcp, TcpConfig::default()].map(|tcp| Cabled::new(true, tcp, 4096, Checksums::Partial));
+        let [mut busy, mut peer] = [(); 2].map(|()| Cabled::new(true, 4096, Checksums::Partial));
         busy.listen(MpaConfig::default());
         peer.connect(MpaConfig::default());
         busy.end.stack.set_polling(Polling::Busy);
         let mut frames = Vec::new();
         // The start-up, and some messages, each of which is answered.
-        for round in 0..last + 7 {
+        for round in 0..20 {
             now += STEP;
-            if round >= 7 {
+            if round > 6 {
                 peer.end.ulp.to_send += 1;
                 busy.end.ulp.to_send += 1;
             }
@@ -57,16 +50,7 @@ impl Table {
         frames = peer.turn(now, &frames);
         assert_eq!(frames.len(), 1);
         let conn = busy.end.ulp.established.unwrap();
-        Self { now, busy, peer, conn, frames }
-    }
-
-    /// Sends a message, which the peer answers.
-    fn ask(&mut self) {
-        self.now += STEP;
-        self.busy.end.ulp.to_send += 1;
-        self.peer.end.ulp.to_send += 1;
-        let frames = self.busy.turn(self.now, &[]);
-        self.frames = self.peer.turn(self.now, &frames);
+        Self { now, busy, conn, frames }
     }
 
     /// Runs a turn with the peer's answer, which is `answered` at once or not. Returns the number of frames sent.
@@ -92,9 +76,9 @@ fn the_answer_is_sent_before_the_acknowledgment_is_processed() {
     let (acked, delivered) = (table.busy.end.ulp.acked, table.busy.end.ulp.delivered);
     assert_eq!(table.receive(true), 1);
     assert_eq!(table.busy.end.ulp.delivered, delivered + 1);
-    assert_eq!((table.busy.end.ulp.acked, table.info().chunks_retained), (acked, 2));
+    assert!(table.busy.end.ulp.acked > acked, "the request completes before the message is delivered");
+    assert_eq!(table.info().chunks_retained, 2);
     assert_eq!(table.idle(STEP), 0);
-    assert!(table.busy.end.ulp.acked > acked);
     assert_eq!(table.info().chunks_retained, 1, "only the answer is in flight");
 }
 
@@ -123,18 +107,6 @@ fn the_round_trip_is_measured_when_the_acknowledgment_arrives() {
 }
 
 #[test]
-fn an_application_that_polls_before_it_answers_does_not_wait_often() {
-    let mut table = Table::set();
-    let waited = (0..32).filter(|_| {
-        table.receive(false);
-        let postponed = table.busy.end.stack.has_postponed();
-        table.ask();
-        postponed
-    });
-    assert_eq!(waited.count(), 2);
-}
-
-#[test]
 fn a_timer_does_not_fire_for_what_is_acknowledged() {
     let mut table = Table::set();
     table.receive(false);
@@ -155,14 +127,6 @@ fn a_connection_can_end_before_its_postponed_work_is_done() {
     end.stack.transmit(table.now, &mut end.link, &mut end.ulp);
     assert!(end.stack.info(table.conn).is_none());
     table.idle(STEP);
-    assert!(!table.busy.end.stack.has_postponed());
-}
-
-#[test]
-fn an_ack_that_is_due_is_not_postponed() {
-    let full = (13..100).find(|number| numbered_len(*number) > 2000).unwrap();
-    let mut table = Table::set_with(TcpConfig { ack_every: 1, ..TcpConfig::default() }, full);
-    assert_eq!(table.receive(false), 1, "the ACK");
     assert!(!table.busy.end.stack.has_postponed());
 }
 
