@@ -150,12 +150,11 @@ impl Engine {
         drop(frames);
         self.batch = batch;
         if !received {
+            self.stack.catch_up(now, link, &mut self.rnic);
             self.run_deferred(now, link);
             // The application that the last turn woke will soon post a reply or poll again.
-            if self.rnic.just_woke() {
-                self.stack.catch_up(now, link, &mut self.rnic);
-            } else {
-                self.stack.idle(now, link, &mut self.rnic);
+            if !self.rnic.just_woke() {
+                self.stack.idle();
             }
         }
         self.transmit(now, link);
@@ -181,6 +180,7 @@ impl Engine {
 
     /// Latest time for the next call of [`Self::turn`].
     pub fn next_deadline(&self) -> Option<Instant> {
+        // No thread may sleep before the next turn catches up.
         if self.stack.has_postponed() {
             return Some(Instant::ZERO);
         }

@@ -116,7 +116,7 @@ impl Node for Peer {
             self.stack.on_timer(now, &mut self.link, &mut self.script);
         }
         if received == 0 {
-            self.stack.idle(now, &mut self.link, &mut self.script);
+            self.stack.idle();
         }
         for conn in self.script.talks.keys() {
             self.stack.wake(*conn);

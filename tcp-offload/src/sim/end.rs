@@ -182,7 +182,8 @@ impl<L: Link> Node for End<L> {
             self.stack.on_timer(now, &mut self.link, &mut self.ulp);
         }
         if received == 0 {
-            self.stack.idle(now, &mut self.link, &mut self.ulp);
+            self.stack.catch_up(now, &mut self.link, &mut self.ulp);
+            self.stack.idle();
         }
         if let Some(conn) = self.ulp.established {
             self.stack.wake(conn);

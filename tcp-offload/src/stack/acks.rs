@@ -2,7 +2,7 @@
 //! (`docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
 
 use super::{ConnSlot, Stack, turns::Work};
-use crate::{link::Link, time::Instant, ulp::Ulp};
+use crate::ulp::Ulp;
 
 /// How the application polls, which determines what the stack does at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,10 +24,9 @@ impl<U: Ulp> Stack<U> {
         self.polling = polling;
     }
 
-    /// Does [postponed work](Stack::catch_up) and makes delayed acknowledgements due, in a turn that received nothing; the next
-    /// [`Stack::transmit`] sends them.
-    pub fn idle(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
-        self.catch_up(now, link, ulp);
+    /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends
+    /// them.
+    pub fn idle(&mut self) {
         while let Some(index) = self.turns.next_ack() {
             if let Some(slot) = self.slots.get_mut(index as usize)
                 && slot.tcp.flush_ack()

@@ -3,8 +3,8 @@
 //! reference to either.
 //!
 //! One call of each kind makes a turn: [`Stack::receive`] for each frame of a batch, [`Stack::transmit`],
-//! [`Stack::on_timer`] when [`Stack::next_deadline`] has passed, and [`Stack::idle`] when a turn received
-//! nothing.
+//! [`Stack::on_timer`] when [`Stack::next_deadline`] has passed, and [`Stack::catch_up`] and [`Stack::idle`] when a turn
+//! received nothing.
 
 mod acks;
 mod closing;
@@ -395,6 +395,7 @@ impl<U: Ulp> Stack<U> {
             let announced = slot.supply == Supply::Announced;
             let mut source = FramingSource { now, emss, session: &mut slot.session, announced, ulp, conn };
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
+            // The next turn sets the timer and the next work of the connection, when it catches up.
             if sent.is_all() && slot.tcp.has_postponed() {
                 (slot.supply, starved_in_a_row) = (Supply::Dry, 0);
                 continue;

@@ -17,7 +17,8 @@ use crate::{
 };
 
 impl<U: Ulp> Stack<U> {
-    /// Does the postponed work, if there is any. The stack itself calls this in the next turn.
+    /// Does the postponed work, if there is any. The stack itself calls this before it receives a frame and before timers; a turn
+    /// that receives nothing calls it too.
     #[inline]
     pub fn catch_up(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         if let Some(conn) = self.postponed.take() {

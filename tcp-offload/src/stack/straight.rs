@@ -55,8 +55,8 @@ impl<U: Ulp> Stack<U> {
             if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
                 slot.tcp.receive_continuation(&plain);
             } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
-                let last = self.polling == Polling::Busy && frames.as_slice().len() == 1;
-                let postponed = if last { slot.tcp.receive_and_postpone(now, &plain) } else { None };
+                let may_wait = self.polling == Polling::Busy && frames.as_slice().len() == 1;
+                let postponed = if may_wait { slot.tcp.receive_and_postpone(now, &plain) } else { None };
                 if postponed.is_some() {
                     self.postponed = Some(conn);
                 }

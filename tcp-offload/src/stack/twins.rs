@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{ConnectParams, StackConfig};
+use super::{ConnectParams, StackConfig, turns::Work};
 use crate::{
     link::Link,
     mpa::{Markers, MpaConfig},
@@ -94,11 +94,16 @@ impl Cabled {
         sent.into_iter().map(bytes).collect()
     }
 
+    /// The next work of each connection.
+    pub fn works(&self) -> Vec<Work> {
+        let stack = &self.end.stack;
+        stack.slots.iter().map(|(index, _)| stack.turns.work(index as u32)).collect()
+    }
+
     /// All of the state that a segment can change.
     pub fn state(&self) -> String {
         let stack = &self.end.stack;
-        let works: Vec<_> = stack.slots.iter().map(|(index, _)| stack.turns.work(index as u32)).collect();
-        let tables = (works, stack.held, stack.spilled, stack.next_deadline(), stack.counters);
+        let tables = (self.works(), stack.held, stack.spilled, stack.next_deadline(), stack.counters);
         format!("{:?} {tables:?} {:?}", stack.slots, self.end.ulp)
     }
 }
@@ -123,7 +128,7 @@ fn apply(fault: Option<(usize, Fault)>, frames: &mut Vec<Vec<u8>>) {
 /// A connection of a peer with each of two twins.
 #[derive(Debug, Clone)]
 pub(super) struct Scene {
-    pub steps: Vec<Step>,
+    steps: Vec<Step>,
     markers: bool,
     chunk_bytes: usize,
     partial: bool,

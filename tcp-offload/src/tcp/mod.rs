@@ -79,7 +79,7 @@ pub trait Source {
     /// Whether [`Source::fill`] may return anything but [`Filled::Nothing`], so that it is worth allocating a frame.
     fn has_data(&self) -> bool;
 
-    /// Whether [`Source::has_data`] is probably true. It is asked less often.
+    /// Whether [`Source::has_data`] is probably true, as far as is known without a look.
     fn may_have_data(&self) -> bool {
         self.has_data()
     }
@@ -160,7 +160,7 @@ pub struct Sent {
 impl Sent {
     /// Whether all that the source had was sent, and nothing has to be reported.
     #[inline]
-    pub fn is_all(&self) -> bool {
+    pub(crate) fn is_all(&self) -> bool {
         self.dry && !(self.more | self.starved | self.short_of_frames) && self.closed.is_none()
     }
 }

@@ -312,7 +312,7 @@ impl Node for Host {
             self.stack.on_timer(now, &mut self.link, &mut self.upper);
         }
         if received == 0 {
-            self.stack.idle(now, &mut self.link, &mut self.upper);
+            self.stack.idle();
         }
         for conn in std::mem::take(&mut self.upper.established) {
             if let Some(dice) = &mut self.dice

@@ -145,7 +145,7 @@ impl Node for End {
             self.stack.on_timer(now, &mut self.link, &mut self.upper);
         }
         if received == 0 {
-            self.stack.idle(now, &mut self.link, &mut self.upper);
+            self.stack.idle();
         }
         self.stack.transmit(now, &mut self.link, &mut self.upper);
         received > 0

@@ -449,12 +449,13 @@ impl SharedEngine {
         let turned = self.guarded(state, |state| {
             let now = state.clock.now();
             let State { engine, link, .. } = state;
-            let polling = match polled {
-                true if self.application_polls() => Polling::Busy,
-                true => Polling::Yes,
-                false => Polling::No,
-            };
-            engine.set_polling(polling);
+            engine.set_polling(if !polled {
+                Polling::No
+            } else if self.application_polls() {
+                Polling::Busy
+            } else {
+                Polling::Yes
+            });
             let received = engine.turn(now, &mut **link);
             self.gathered.clear();
             self.publish(state, now);

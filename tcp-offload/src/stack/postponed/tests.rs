@@ -152,11 +152,10 @@ fn the_acknowledgment_of_a_part_of_what_is_in_flight_is_not_postponed() {
 }
 
 /// What can be seen of the twin's connections.
-fn visible(Cabled { end, .. }: &Cabled) -> String {
-    let stack = &end.stack;
+fn visible(twin: &Cabled) -> String {
+    let (stack, works) = (&twin.end.stack, twin.works());
     let infos: Vec<_> = stack.slots.iter().map(|(_, slot)| (slot.tcp.info(), slot.supply)).collect();
-    let works: Vec<_> = stack.slots.iter().map(|(index, _)| stack.turns.work(index as u32)).collect();
-    format!("{infos:?} {works:?} {:?} {:?} {:?}", stack.next_deadline(), stack.counters, end.ulp)
+    format!("{infos:?} {works:?} {:?} {:?} {:?}", stack.next_deadline(), stack.counters, twin.end.ulp)
 }
 
 proptest! {
