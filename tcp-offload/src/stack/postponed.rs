@@ -30,7 +30,12 @@ impl<U: Ulp> Stack<U> {
     fn do_postponed(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
         let Some(slot) = self.slot(conn) else { return };
         slot.tcp.catch_up(now, link);
-        self.after_change(now, link, conn.index, None, ulp);
+        if slot.is_ordinary() {
+            // The segment was an expected one. No timer is known to have been armed since.
+            self.after_expected(now, link, conn.index, None, ulp);
+        } else {
+            self.after_change(now, link, conn.index, None, ulp);
+        }
     }
 
     /// Whether work waits for the next turn.

@@ -107,7 +107,7 @@ impl<U: Ulp> Stack<U> {
 
     /// Updates the tables after expected segments of connection `index`, whose timers were not due before `bound`.
     #[inline]
-    fn after_expected(
+    pub(super) fn after_expected(
         &mut self,
         now: Instant,
         link: &mut dyn Link,

@@ -52,7 +52,7 @@ impl Rtt {
     /// Takes a measurement at `now` of a segment sent at `sent`, whose round-trip time is not ambiguous (Karn's rule,
     /// RFC 6298 section 3). Ends the back-off.
     pub(super) fn sample(&mut self, now: Instant, sent: Instant) {
-        let rtt = now.as_nanos().saturating_sub(sent.as_nanos());
+        let rtt = now.nanos_since(sent);
         match self.srtt {
             None => {
                 self.srtt = Some(rtt);
@@ -64,8 +64,8 @@ impl Rtt {
             }
         }
         self.backoff = 0;
-        self.update_timeout();
-        if now.as_nanos().saturating_sub(self.half_began.as_nanos()) >= MIN_HALF_NS {
+        self.timeout = self.base_rto_ns();
+        if now.nanos_since(self.half_began) >= MIN_HALF_NS {
             self.min_before = self.min.take();
             self.half_began = now;
         }

@@ -174,8 +174,10 @@ impl Sender {
 
     /// Whether the first outstanding segment extends beyond the peer's window, which has shrunk: the peer need not
     /// acknowledge it (RFC 9293 section 3.8.6, SHLD-17).
+    #[inline]
     pub(super) fn is_blocked_by_window(&self) -> bool {
-        self.queue.front().is_some_and(|first| first.end > self.edge)
+        // While all that was sent lies within the window, the first segment need not be looked at.
+        self.nxt > self.edge && self.queue.front().is_some_and(|first| first.end > self.edge)
     }
 
     /// Sets the peer's window from the handshake; it is not scaled.
@@ -262,6 +264,7 @@ impl Sender {
 
     /// Rearms the timers of RFC 6298 section 5 and RFC 8985 section 8. The retransmission time-out stays armed in
     /// addition to the two shorter ones; the first to fire decides.
+    #[inline]
     pub(super) fn arm(&mut self, now: Instant, timers: &mut Timers, config: &TcpConfig, after: After) {
         if self.queue.is_empty() {
             timers.disarm(Timer::Retransmit);
