@@ -85,17 +85,22 @@ impl Connection {
     /// The estimate of the path MTU if it has changed since the last call, to be shared with other connections of the
     /// path (RFC 8201 section 5.2).
     pub fn take_mtu_news(&mut self) -> Option<PathMtu> {
-        std::mem::take(&mut self.mtu_news).then_some(self.mtu)
+        std::mem::take(&mut self.mtu_news).then(|| {
+            self.note_largest();
+            self.mtu
+        })
     }
 
     /// Adopts the estimate of another connection of the same path.
     pub fn adopt_mtu(&mut self, now: Instant, mtu: PathMtu) {
+        self.note_largest();
         self.mtu = mtu.over(self.path.mtu);
         self.follow_mtu(now);
     }
 
     /// Sets the MTU of the first hop (interface or route) to `mtu` bytes.
     pub fn link_mtu(&mut self, now: Instant, mtu: u16) {
+        self.note_largest();
         self.path.mtu = mtu;
         self.mtu.link_changed(mtu);
         self.follow_mtu(now);
@@ -121,6 +126,7 @@ impl Connection {
     /// Handles a full-stop time-out (RFC 4821 section 7.7): a router may drop large packets without reporting it.
     /// `step` counts such time-outs in a row, from 0.
     pub(super) fn full_stop(&mut self, now: Instant, step: u32) {
+        self.note_largest();
         let before = self.mtu;
         self.mtu.black_hole(step, &self.config.path_mtu);
         self.mtu_news |= self.mtu != before;
@@ -146,12 +152,18 @@ impl Connection {
         self.tx.prober.sent(self.tx.nxt(), size);
     }
 
-    /// Updates the path MTU after ACKs and timers have shown how probes and full segments fared.
-    pub(super) fn act_on_probe_outcome(&mut self, now: Instant) {
+    /// Tells the estimate of the path MTU the largest packet delivered since the last call. This precedes each change of the
+    /// estimate, because only then does it matter.
+    fn note_largest(&mut self) {
         let largest = self.tx.prober.take_largest();
         if largest > 0 {
             self.mtu.delivered(self.packet_bytes(largest));
         }
+    }
+
+    /// Updates the path MTU after ACKs and timers have shown how probes and full segments fared.
+    #[inline]
+    pub(super) fn act_on_probe_outcome(&mut self, now: Instant) {
         if let Some(verdict) = self.tx.prober.take_verdict() {
             self.act_on_verdict(now, verdict);
         }
@@ -159,6 +171,7 @@ impl Connection {
 
     #[inline(never)]
     fn act_on_verdict(&mut self, now: Instant, verdict: Verdict) {
+        self.note_largest();
         let config = self.config.path_mtu;
         match verdict {
             Verdict::Succeeded(size) => {
@@ -202,6 +215,7 @@ impl Connection {
     /// Processes a Packet Too Big message: RFC 1191 section 5 and RFC 8201 section 4. A message about a probe gives the
     /// next size to try and shows that the probe is lost.
     fn too_big(&mut self, now: Instant, mtu: u32) {
+        self.note_largest();
         if self.mtu.too_big(now, mtu, &self.config.path_mtu) {
             self.mtu_news = true;
             self.resize();
