@@ -272,10 +272,14 @@ impl Sender {
             timers.disarm(Timer::Reorder);
             return;
         }
-        if after != After::Sent || timers.at(Timer::Retransmit).is_none() {
-            let at = self.bound_by_user_timeout(now, self.rtt.rto_after(now), config);
-            timers.arm(Timer::Retransmit, at);
-        }
+        let rto_at = match timers.at(Timer::Retransmit) {
+            Some(at) if after == After::Sent => at,
+            _ => {
+                let at = self.bound_by_user_timeout(now, self.rtt.rto_after(now), config);
+                timers.arm(Timer::Retransmit, at);
+                at
+            }
+        };
         match self.reorder_at {
             Some(at) => timers.arm(Timer::Reorder, at),
             None => timers.disarm(Timer::Reorder),
@@ -285,9 +289,7 @@ impl Sender {
         if after == After::Timeout || !self.may_probe() {
             timers.disarm(Timer::Probe);
         } else {
-            let pto_at = self.pto_after(now, config);
-            timers
-                .arm(Timer::Probe, timers.at(Timer::Retransmit).map_or(pto_at, |rto_at| rto_at.min(pto_at)));
+            timers.arm(Timer::Probe, rto_at.min(self.pto_after(now, config)));
         }
     }
 
