@@ -44,14 +44,21 @@ impl<'a> Gapped<'a> {
     pub fn for_each(&self, mut f: impl FnMut(&'a [u8])) {
         let Self { bytes: mut rest, len: mut left, gaps } = *self;
         let mut until = gaps.first;
-        while left > 0 {
+        if left == 0 {
+            return;
+        }
+        loop {
             let (now, behind) = rest.split_at(until.min(left).min(rest.len()));
             f(now);
             left -= now.len();
-            let Some(bytes) = behind.get(gaps.len..) else { break };
+            if left == 0 {
+                return;
+            }
+            let Some(bytes) = behind.get(gaps.len..) else {
+                return debug_assert!(false, "the bytes end before the length");
+            };
             (rest, until) = (bytes, gaps.between);
         }
-        debug_assert_eq!(left, 0, "the bytes end before the length");
     }
 }
 
@@ -72,14 +79,21 @@ impl GappedMut<'_> {
     pub fn for_each(&mut self, mut f: impl FnMut(&mut [u8])) {
         let (mut left, gaps) = (self.len, self.gaps);
         let (mut rest, mut until) = (&mut *self.bytes, gaps.first);
-        while left > 0 {
+        if left == 0 {
+            return;
+        }
+        loop {
             let (now, behind) = rest.split_at_mut(until.min(left).min(rest.len()));
             f(now);
             left -= now.len();
-            let Some(bytes) = behind.get_mut(gaps.len..) else { break };
+            if left == 0 {
+                return;
+            }
+            let Some(bytes) = behind.get_mut(gaps.len..) else {
+                return debug_assert!(false, "the space ends before the length");
+            };
             (rest, until) = (bytes, gaps.between);
         }
-        debug_assert_eq!(left, 0, "the space ends before the length");
     }
 
     /// Copies `from`, which has as many bytes as there is space for, into the space.

@@ -57,10 +57,28 @@ macro_rules! step {
 unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: usize) {
     // SAFETY: every step moves bytes that lie within the `len` bytes which are left.
     unsafe {
-        while len >= 16 {
+        while len >= 32 {
+            asm!(
+                "movdqu {a}, [{f}]",
+                "movdqu {b}, [{f} + 16]",
+                "movdqu [{t}], {a}",
+                "movdqu [{t} + 16], {b}",
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                f = in(reg) from,
+                t = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+            from = from.add(32);
+            to = to.add(32);
+            len -= 32;
+        }
+        if len >= 16 {
             step!(from, to, len, 16, xmm_reg, "movdqu {v}, [{f}]", "movdqu [{t}], {v}");
         }
-        copy_tail(from, to, len);
+        if len > 0 {
+            copy_tail(from, to, len);
+        }
     }
 }
 
