@@ -68,9 +68,18 @@ fn detect() -> u8 {
     level
 }
 
+/// Fewer bytes than this are summed in one stream, whatever the processor has.
+const SHORT: usize = 4 * VECTOR_256;
+
 /// The CRC of bytes whose CRC is `crc`, followed by `bytes`.
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
+    if bytes.len() < SHORT { !one_stream(!crc, bytes) } else { sum_long(crc, bytes) }
+}
+
+/// [`sum`] of at least [`SHORT`] bytes.
+#[target_feature(enable = "sse4.2,pclmulqdq")]
+fn sum_long(crc: u32, bytes: &[u8]) -> u32 {
     let (mut sum, mut rest) = (!crc, bytes);
     match level() {
         // SAFETY: the processor has the instructions.
