@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{NewPayload, TcpConfig};
 use crate::{
     seq::{SeqNum, StreamOffset},
-    time::{Instant, nanos},
+    time::Instant,
     wire::{Options, SackBlock, Segment},
 };
 
@@ -70,6 +70,8 @@ pub(super) struct Receiver {
     buffer_max: u64,
     /// The start of the current count of arrivals, and the bytes received until then.
     counted: Option<(Instant, u64)>,
+    /// The end of the shortest period of that count.
+    count_until: Instant,
     /// Bytes that the framing layer holds.
     held: u64,
     shift: u8,
@@ -95,6 +97,7 @@ impl Receiver {
             buffer: buffer.into(),
             buffer_max: buffer_max.into(),
             counted: None,
+            count_until: Instant::ZERO,
             held: 0,
             shift,
             ranges: Vec::new(),
@@ -324,8 +327,7 @@ impl Receiver {
     /// congestion window. `bytes` is the total received so far.
     #[inline]
     pub(super) fn grow(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
-        let early = self.counted.is_some_and(|(since, _)| now < since.after_nanos(nanos(GROWTH_PERIOD)));
-        if self.buffer < self.buffer_max && !early {
+        if self.buffer < self.buffer_max && now >= self.count_until {
             self.grow_after_period(now, rtt, bytes);
         }
     }
@@ -334,6 +336,7 @@ impl Receiver {
     fn grow_after_period(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
         let Some(rtt) = rtt() else { return };
         let (since, before) = *self.counted.get_or_insert((now, bytes));
+        self.count_until = since + GROWTH_PERIOD;
         let period = now.since(since);
         if period < rtt.max(GROWTH_PERIOD) {
             return;
@@ -342,6 +345,7 @@ impl Receiver {
         let wanted = u64::try_from(of_round).unwrap_or(u64::MAX).saturating_mul(GROWTH);
         self.buffer = wanted.clamp(self.buffer, self.buffer_max);
         self.counted = Some((now, bytes));
+        self.count_until = now + GROWTH_PERIOD;
     }
 
     /// Records that the framing layer holds `bytes`. Returns whether a window update should be sent, because the window
