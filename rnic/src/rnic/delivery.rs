@@ -145,8 +145,8 @@ impl QueuePair {
         self.rx.send_msn = self.rx.send_msn.next();
         self.rx.send_coverage.clear();
         self.rx.written = Written::default();
-        if let Some(receive) = self.rq.complete() {
-            let completion = describe(self.completion(receive.wr_id, WcStatus::Success, Opcode::Recv));
+        if let Some(wr_id) = self.rq.complete() {
+            let completion = describe(self.completion(wr_id, WcStatus::Success, Opcode::Recv));
             self.push_recv(completion, shared);
         }
     }

@@ -16,6 +16,7 @@
 //! | `completion` | the completion ring |
 //! | `send_queue`, `receive_queue` | requests between posting and completion |
 //! | `receive_pool` | the receives of a shared receive queue |
+//! | `slots` | the memory of these queues |
 //! | `qp`, `phase` | a queue pair's state and the ways it ends |
 //! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
 //! | `coverage` | the filled bytes of a message |
@@ -49,6 +50,7 @@ mod registry;
 mod requests;
 mod resources;
 mod send_queue;
+mod slots;
 pub(crate) mod table;
 mod transmission;
 mod work;

@@ -345,7 +345,7 @@ impl QueuePair {
             .ahead_of(self.rx.send_msn)
             .filter(|ahead| *ahead == 0 || incoming.arrival == Arrival::Early)
             .ok_or_else(|| incoming.refused(DdpError::MsnRange))?;
-        let receive = self.rq.bind(ahead as usize, &mut shared.events);
+        let receive = self.rq.bind(ahead, &mut shared.events);
         receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
     }
 

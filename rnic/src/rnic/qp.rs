@@ -18,7 +18,7 @@ use super::{
     phase::{Closes, Phase, Since},
     placement::Refused,
     rdma_tcp::Stream,
-    receive_queue::{Receive, ReceiveQueue},
+    receive_queue::ReceiveQueue,
     registry::NewQueuePair,
     send_queue::{Position, Progress, SendQueue, Summary},
     work::{CqId, Operation, SendFlags},
@@ -335,8 +335,8 @@ impl QueuePair {
 
     /// Completes the receive of the next message with an error, before the others are flushed.
     pub(crate) fn fail_receive(&mut self, status: WcStatus, shared: &mut Shared) {
-        if let Some(receive) = self.rq.complete() {
-            self.push_recv(self.completion(receive.wr_id, status, Opcode::Recv), shared);
+        if let Some(wr_id) = self.rq.complete() {
+            self.push_recv(self.completion(wr_id, status, Opcode::Recv), shared);
         }
     }
 
@@ -355,7 +355,7 @@ impl QueuePair {
     }
 
     pub(crate) fn flush_receives(&mut self, shared: &mut Shared) {
-        while let Some(Receive { wr_id, .. }) = self.rq.pop_flushed() {
+        while let Some(wr_id) = self.rq.pop_flushed() {
             self.push_recv(self.completion(wr_id, WcStatus::Flushed, Opcode::Recv), shared);
         }
         if self.attributes.srq.is_some() {

@@ -1,18 +1,22 @@
 //! The receives of one queue pair: posted to its own queue, or taken from a shared one.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     AsyncEvent, RecvRequest,
     attributes::PostError,
     events::Events,
     receive_pool::ReceivePool,
+    slots::Slots,
     work::{SgeList, sge_list},
 };
 
 /// Number of messages, from the next one on, for which one queue pair may bind receives of a shared queue. It limits
 /// the receives that a peer can occupy by never filling its gaps (RFC 5042 section 6.4.3.1).
-const MOST_AHEAD: usize = 1024;
+const MOST_AHEAD: u32 = 1024;
+
+/// Places for receives that are allocated with the first one.
+const MOST_AT_FIRST: u32 = 1024;
 
 /// A posted receive.
 #[derive(Debug, Clone)]
@@ -28,50 +32,71 @@ impl Receive {
         if request.scatter.len() > max_sge as usize {
             return Err(PostError::TooManyPieces(max_sge));
         }
-        Ok(Self {
-            wr_id: request.wr_id,
-            scatter: sge_list(request.scatter),
-            capacity: request.scatter.iter().map(|s| u64::from(s.len)).sum(),
-        })
+        let capacity = match request.scatter {
+            [piece] => u64::from(piece.len),
+            pieces => pieces.iter().map(|s| u64::from(s.len)).sum(),
+        };
+        Ok(Self { wr_id: request.wr_id, scatter: sge_list(request.scatter), capacity })
+    }
+}
+
+/// The place of one message's receive.
+#[derive(Debug)]
+struct Place {
+    receive: Receive,
+    /// The receive is for the message. With a shared queue, none is until a segment of the message arrives.
+    bound: bool,
+}
+
+impl Place {
+    /// What a slot holds before its first receive.
+    fn unused() -> Self {
+        Self { receive: Receive { wr_id: 0, scatter: SgeList::new(), capacity: 0 }, bound: false }
     }
 }
 
 /// The receives of one queue pair, in the order of their messages; the first is for the next message.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    /// With a shared queue: the receives that are bound to messages; `None` for messages of which no segment has
-    /// arrived.
-    receives: VecDeque<Option<Receive>>,
+    /// By the number of the message.
+    places: Slots<Place>,
+    /// Number of the next message; wraps, like the messages' own.
+    head: u32,
+    /// Number of messages that have a place.
+    len: u32,
     source: Source,
-    /// Number of shared receives that are bound to messages after the next one.
-    early: usize,
 }
 
 /// Where receives come from.
 #[derive(Debug)]
 enum Source {
     /// They are posted to the queue pair: at most `max_wr`, each of at most `max_sge` pieces.
-    Own {
-        max_wr: u32,
-        max_sge: u32,
+    Own { max_wr: u32, max_sge: u32 },
+    Shared {
+        pool: Arc<ReceivePool>,
+        /// Number of receives that are bound to messages after the next one.
+        early: u32,
     },
-    Shared(Arc<ReceivePool>),
 }
 
 impl ReceiveQueue {
+    fn new(places: u32, source: Source) -> Self {
+        Self { places: Slots::new(places), head: 0, len: 0, source }
+    }
+
     pub(crate) fn own(max_wr: u32, max_sge: u32) -> Self {
-        Self { receives: VecDeque::new(), source: Source::Own { max_wr, max_sge }, early: 0 }
+        Self::new(max_wr.min(MOST_AT_FIRST), Source::Own { max_wr, max_sge })
     }
 
     pub(crate) fn shared(pool: Arc<ReceivePool>) -> Self {
-        Self { receives: VecDeque::new(), source: Source::Shared(pool), early: 0 }
+        Self::new(1, Source::Shared { pool, early: 0 })
     }
 
     /// The shared queue from which receives are taken.
     pub(crate) fn pool(&self) -> Option<&ReceivePool> {
         match &self.source {
             Source::Own { .. } => None,
-            Source::Shared(pool) => Some(pool),
+            Source::Shared { pool, .. } => Some(pool),
         }
     }
 
@@ -79,12 +104,12 @@ impl ReceiveQueue {
     fn limits(&self) -> Result<(u32, u32), PostError> {
         match self.source {
             Source::Own { max_wr, max_sge } => Ok((max_wr, max_sge)),
-            Source::Shared(_) => Err(PostError::Unknown),
+            Source::Shared { .. } => Err(PostError::Unknown),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.receives.iter().flatten().count()
+        (0..self.len).filter(|ahead| self.bound(*ahead).is_some()).count()
     }
 
     /// Checks a request without regard to whether the queue is full.
@@ -95,60 +120,117 @@ impl ReceiveQueue {
 
     pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let (max_wr, max_sge) = self.limits()?;
-        if self.receives.len() >= max_wr as usize {
+        if self.len >= max_wr {
             return Err(PostError::QueueFull(max_wr));
         }
         let receive = Receive::new(request, max_sge)?;
-        if self.receives.capacity() == 0 {
-            // With the first receive, because most queue pairs of many are idle.
-            self.receives.reserve_exact(max_wr.min(1024) as usize);
-        }
-        self.receives.push_back(Some(receive));
+        self.append(Place { receive, bound: true });
         Ok(())
+    }
+
+    /// Slot of the place of the message that is `ahead` messages after the next one.
+    #[inline]
+    fn slot(&self, ahead: u32) -> u64 {
+        self.head.wrapping_add(ahead).into()
+    }
+
+    /// Gives the first message without a place this one.
+    #[inline]
+    fn append(&mut self, place: Place) {
+        if u64::from(self.len) >= self.places.most() {
+            self.make_places();
+        }
+        let slot = self.slot(self.len);
+        if let Some(unused) = self.places.claim(slot, Place::unused) {
+            *unused = place;
+            self.len += 1;
+        }
+    }
+
+    #[cold]
+    fn make_places(&mut self) {
+        let Self { head, len, .. } = *self;
+        let held = (0..len).map(|ahead| head.wrapping_add(ahead).into());
+        self.places.resize(len.saturating_add(1), held, Place::unused);
+    }
+
+    /// The receive that is bound to the message that is `ahead` messages after the next one.
+    #[inline]
+    fn bound(&self, ahead: u32) -> Option<&Receive> {
+        if ahead >= self.len {
+            return None;
+        }
+        self.places.get(self.slot(ahead)).filter(|place| place.bound).map(|place| &place.receive)
     }
 
     /// The receive for the message that is `ahead` messages after the next one. A shared queue binds its oldest receive
     /// to a message when its first segment arrives. It does so for a message that is not due only while this queue
     /// pair's early receives are within its share.
     #[inline]
-    pub(crate) fn bind(&mut self, ahead: usize, events: &mut Events) -> Option<&Receive> {
-        if let Source::Shared(shared) = &self.source
-            && self.receives.get(ahead).is_none_or(Option::is_none)
-        {
-            let early = ahead > 0;
-            if early && ahead >= MOST_AHEAD {
-                return None;
-            }
-            let (receive, below_limit) = shared.take(early.then_some(self.early));
-            if below_limit {
-                events.push_async(AsyncEvent::SrqLimit { srq: shared.id() });
-            }
-            let receive = receive?;
-            while self.receives.len() <= ahead {
-                self.receives.push_back(None);
-            }
-            *self.receives.get_mut(ahead)? = Some(receive);
-            self.early += usize::from(early);
+    pub(crate) fn bind(&mut self, ahead: u32, events: &mut Events) -> Option<&Receive> {
+        if self.bound(ahead).is_none() {
+            self.bind_shared(ahead, events)?;
         }
-        self.receives.get(ahead)?.as_ref()
+        self.bound(ahead)
     }
 
-    /// Removes and returns the receive of the next message, and advances to the message after it.
+    #[inline(never)]
+    fn bind_shared(&mut self, ahead: u32, events: &mut Events) -> Option<()> {
+        let Source::Shared { pool, early } = &mut self.source else { return None };
+        if ahead >= MOST_AHEAD {
+            return None;
+        }
+        let (receive, below_limit) = pool.take((ahead > 0).then_some(*early as usize));
+        if below_limit {
+            events.push_async(AsyncEvent::SrqLimit { srq: pool.id() });
+        }
+        let receive = receive?;
+        *early += u32::from(ahead > 0);
+        while self.len <= ahead {
+            self.append(Place::unused());
+        }
+        *self.places.get_mut(self.slot(ahead))? = Place { receive, bound: true };
+        Some(())
+    }
+
+    /// Removes the receive of the next message and advances to the message after it. Returns the receive's identifier.
     #[inline]
-    pub(crate) fn complete(&mut self) -> Option<Receive> {
-        let receive = self.receives.pop_front().flatten();
-        if self.early > 0 && matches!(self.receives.front(), Some(Some(_))) {
-            self.early -= 1;
+    pub(crate) fn complete(&mut self) -> Option<u64> {
+        let completed = self.bound(0).map(|receive| receive.wr_id);
+        self.advance();
+        if matches!(self.source, Source::Shared { early: 1.., .. }) {
+            self.next_is_due();
         }
-        receive
+        completed
     }
 
-    /// Removes and returns the first remaining receive, to be flushed.
-    pub(crate) fn pop_flushed(&mut self) -> Option<Receive> {
-        self.early = 0;
-        while let Some(receive) = self.receives.pop_front() {
-            if receive.is_some() {
-                return receive;
+    /// Records that the receive of the message that is now the next one, if it has one, is no longer early.
+    #[cold]
+    fn next_is_due(&mut self) {
+        let bound = self.bound(0).is_some();
+        if let Source::Shared { early, .. } = &mut self.source {
+            *early -= u32::from(bound);
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self) {
+        if self.len > 0 {
+            self.head = self.head.wrapping_add(1);
+            self.len -= 1;
+        }
+    }
+
+    /// Removes the first remaining receive, to be flushed. Returns its identifier.
+    pub(crate) fn pop_flushed(&mut self) -> Option<u64> {
+        if let Source::Shared { early, .. } = &mut self.source {
+            *early = 0;
+        }
+        while self.len > 0 {
+            let flushed = self.bound(0).map(|receive| receive.wr_id);
+            self.advance();
+            if flushed.is_some() {
+                return flushed;
             }
         }
         None

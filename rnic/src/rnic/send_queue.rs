@@ -1,12 +1,13 @@
 //! The send queue: work requests from posting to their in-order completion.
 
-use std::{collections::VecDeque, ops::Range};
+use std::ops::Range;
 
 use xwarp_tcp::seq::StreamOffset;
 
 use super::{
     attributes::PostError,
-    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest},
+    slots::Slots,
+    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest, sge_list},
 };
 use crate::memory::Memory;
 
@@ -52,6 +53,20 @@ pub(crate) struct Summary {
 }
 
 impl SendRequest {
+    /// What a slot holds before its first request.
+    fn unused() -> Self {
+        Self {
+            wr_id: 0,
+            operation: Operation::Send { invalidate: None },
+            flags: SendFlags::empty(),
+            payload: SgeList::new(),
+            inline: None,
+            memory: None,
+            len: 0,
+            progress: Progress::Posted,
+        }
+    }
+
     pub(crate) fn summary(&self) -> Summary {
         let Self { wr_id, operation, flags, len, .. } = *self;
         Summary { wr_id, operation, flags, len, overtook: false }
@@ -64,12 +79,14 @@ pub(crate) type Position = u64;
 /// A send queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// Allocated for `max_wr` requests with the first one, because most queue pairs of many are idle.
-    entries: VecDeque<SendRequest>,
+    /// Allocated with the first request, because most queue pairs of many are idle.
+    slots: Slots<SendRequest>,
     /// Position of the first entry.
     head: Position,
     /// Position of the first entry that is not fully sent.
     pub(crate) next: Position,
+    /// Number of entries.
+    len: u32,
     max_wr: u32,
     max_sge: u32,
     max_inline: u32,
@@ -81,9 +98,10 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
         Self {
-            entries: VecDeque::new(),
+            slots: Slots::new(max_wr),
             head: 0,
             next: 0,
+            len: 0,
             max_wr,
             max_sge,
             max_inline,
@@ -92,7 +110,13 @@ impl SendQueue {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.len as usize
+    }
+
+    /// Position of the next entry to be posted.
+    #[inline]
+    fn tail(&self) -> Position {
+        self.head + u64::from(self.len)
     }
 
     /// The next request to begin. Requests that were posted only to be flushed are never begun.
@@ -103,42 +127,48 @@ impl SendQueue {
 
     /// Appends a request with its initial progress.
     pub(crate) fn post(&mut self, request: &WorkRequest<'_>, progress: Progress) -> Result<(), PostError> {
-        if self.entries.len() >= self.max_wr as usize {
-            return Err(PostError::QueueFull(self.max_wr));
+        let (position, max_wr) = (self.tail(), self.max_wr);
+        if self.len >= max_wr {
+            return Err(PostError::QueueFull(max_wr));
         }
         let len = self.check_payload(request)?;
-        let (mut payload, mut inline, mut memory) = (SgeList::new(), None, None);
+        let Some(entry) = self.slots.claim(position, SendRequest::unused) else {
+            return Err(PostError::QueueFull(max_wr));
+        };
+        entry.wr_id = request.wr_id;
+        entry.operation = request.operation;
+        entry.flags = request.flags;
+        entry.inline = None;
+        entry.len = len;
+        entry.progress = progress;
         match request.payload {
-            Payload::Gather(list) => payload = SgeList::from_slice(list),
-            Payload::Piece(piece) => payload.push(piece),
-            Payload::Memory(pieces) => memory = Some(pieces.into()),
+            Payload::Piece(piece) => entry.payload = sge_list(&[piece]),
+            Payload::Gather(list) => entry.payload = sge_list(list),
+            Payload::Memory(pieces) => {
+                entry.payload.clear();
+                entry.memory = Some(pieces.into());
+            }
             Payload::Inline(bytes) => {
-                let slot = ((self.head + self.entries.len() as u64) % u64::from(self.max_wr)) as u32;
-                let (slots, size) = (self.max_wr as usize, self.max_inline as usize);
-                if self.arena.is_empty() {
-                    self.arena = vec![0; slots * size].into_boxed_slice();
-                }
-                let at = slot as usize * size;
-                if let Some(to) = self.arena.get_mut(at..at + bytes.len()) {
-                    to.copy_from_slice(bytes);
-                }
-                inline = Some(slot);
+                entry.payload.clear();
+                let slot = (position % u64::from(max_wr)) as u32;
+                entry.inline = Some(slot);
+                self.keep_inline(slot, bytes);
             }
         }
-        if self.entries.capacity() == 0 {
-            self.entries.reserve_exact(self.max_wr as usize);
-        }
-        self.entries.push_back(SendRequest {
-            wr_id: request.wr_id,
-            operation: request.operation,
-            flags: request.flags,
-            payload,
-            inline,
-            memory,
-            len,
-            progress,
-        });
+        self.len += 1;
         Ok(())
+    }
+
+    /// Copies a payload to a slot of the arena.
+    fn keep_inline(&mut self, slot: u32, bytes: &[u8]) {
+        let (slots, size) = (self.max_wr as usize, self.max_inline as usize);
+        if self.arena.is_empty() {
+            self.arena = vec![0; slots * size].into_boxed_slice();
+        }
+        let at = slot as usize * size;
+        if let Some(to) = self.arena.get_mut(at..at + bytes.len()) {
+            to.copy_from_slice(bytes);
+        }
     }
 
     /// Bytes of the payload, if it is valid for the operation and the queue.
@@ -173,12 +203,19 @@ impl SendQueue {
         if fits { Ok(len) } else { Err(PostError::Payload) }
     }
 
-    pub(crate) fn get(&self, position: Position) -> Option<&SendRequest> {
-        self.entries.get(usize::try_from(position.checked_sub(self.head)?).ok()?)
+    #[inline]
+    fn holds(&self, position: Position) -> bool {
+        position.wrapping_sub(self.head) < u64::from(self.len)
     }
 
+    #[inline]
+    pub(crate) fn get(&self, position: Position) -> Option<&SendRequest> {
+        if self.holds(position) { self.slots.get(position) } else { None }
+    }
+
+    #[inline]
     pub(crate) fn get_mut(&mut self, position: Position) -> Option<&mut SendRequest> {
-        self.entries.get_mut(usize::try_from(position.checked_sub(self.head)?).ok()?)
+        if self.holds(position) { self.slots.get_mut(position) } else { None }
     }
 
     /// Positions of the entries that were fully passed to the framing or completed without it.
@@ -192,11 +229,17 @@ impl SendQueue {
         self.arena.get(at..at + entry.len as usize)
     }
 
+    /// The first request.
+    #[inline]
+    fn first(&self) -> Option<&SendRequest> {
+        self.get(self.head)
+    }
+
     /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
     #[inline]
     pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(Summary, WcStatus)> {
         loop {
-            let entry = self.entries.front()?;
+            let entry = self.first()?;
             let status = match entry.progress {
                 Progress::Sent(end) if end <= acked => WcStatus::Success,
                 Progress::Done(status) => status,
@@ -206,15 +249,13 @@ impl SendQueue {
                     continue;
                 }
             };
-            let summary = entry.summary();
-            self.pop();
-            return Some((summary, status));
+            return Some((self.pop()?, status));
         }
     }
 
     /// Removes the first requests as far as they have completed already.
     fn drop_overtaken(&mut self) {
-        while self.entries.front().is_some_and(|entry| matches!(entry.progress, Progress::Overtook)) {
+        while self.first().is_some_and(|entry| matches!(entry.progress, Progress::Overtook)) {
             self.pop();
         }
     }
@@ -222,23 +263,25 @@ impl SendQueue {
     /// Removes the first request to flush it; its outcome is kept if it is already done.
     pub(crate) fn pop_flushed(&mut self) -> Option<(Summary, WcStatus)> {
         self.drop_overtaken();
-        let entry = self.entries.front()?;
-        let status = match entry.progress {
+        let status = match self.first()?.progress {
             Progress::Done(status) => status,
             _ => WcStatus::Flushed,
         };
-        let summary = entry.summary();
-        self.pop();
-        Some((summary, status))
+        Some((self.pop()?, status))
     }
 
-    /// Removes the first request, if there is one. It is dropped in place, because moving it takes longer than
-    /// completing it.
+    /// Removes the first request, if there is one.
     #[inline]
-    fn pop(&mut self) {
-        if self.entries.pop_front().is_some() {
-            self.head += 1;
-            self.next = self.next.max(self.head);
+    fn pop(&mut self) -> Option<Summary> {
+        let entry = self.get_mut(self.head)?;
+        // A fast registration that was not executed. Nothing else in the slot has to be dropped.
+        if entry.memory.is_some() {
+            entry.memory = None;
         }
+        let summary = entry.summary();
+        self.head += 1;
+        self.len -= 1;
+        self.next = self.next.max(self.head);
+        Some(summary)
     }
 }
