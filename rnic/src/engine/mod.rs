@@ -247,15 +247,21 @@ impl Engine {
     /// Executes the work that the RNIC deferred to the engine. Most calls find none, or that a post has woken its connection.
     #[inline]
     fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
-        while let Some(work) = self.rnic.next_deferred() {
-            match work {
-                Deferred::Wake(conn) => self.stack.wake(conn),
-                work => self.execute(now, link, work),
-            }
+        if let Some(conn) = self.rnic.next_wake() {
+            self.stack.wake(conn);
+        }
+        if self.rnic.has_deferred() {
+            self.execute_all(now, link);
         }
     }
 
     #[inline(never)]
+    fn execute_all(&mut self, now: Instant, link: &mut dyn Link) {
+        while let Some(work) = self.rnic.next_deferred() {
+            self.execute(now, link, work);
+        }
+    }
+
     fn execute(&mut self, now: Instant, link: &mut dyn Link, work: Deferred) {
         match work {
             Deferred::Wake(conn) => self.stack.wake(conn),

@@ -110,10 +110,11 @@ impl Connections {
         (named == conn).then_some(owner)
     }
 
+    #[inline]
     pub(super) fn qp(&self, conn: ConnId) -> Option<QpId> {
-        match self.owner(conn)? {
-            Owner::Qp(qp) => Some(qp),
-            Owner::Request(_) => None,
+        match self.by_index.get(conn.index as usize)? {
+            Some((named, Owner::Qp(qp))) if named.generation == conn.generation => Some(*qp),
+            _ => None,
         }
     }
 
@@ -350,7 +351,7 @@ impl Rnic {
             Event::Closed(reason) => {
                 self.connections.detach(conn);
                 if qp.closed(reason, shared) {
-                    shared.deferred.push_back(Deferred::Retry(id));
+                    shared.deferred.push(Deferred::Retry(id));
                 }
             }
         }
@@ -413,13 +414,18 @@ impl QueuePair {
 
 /// Work that the RNIC defers to the engine.
 impl Rnic {
+    #[inline]
     pub(crate) fn has_deferred(&self) -> bool {
         !self.shared.deferred.is_empty()
     }
 
     #[inline]
+    pub(crate) fn next_wake(&mut self) -> Option<ConnId> {
+        self.shared.deferred.next_wake()
+    }
+
     pub(crate) fn next_deferred(&mut self) -> Option<Deferred> {
-        self.shared.deferred.pop_front()
+        self.shared.deferred.next()
     }
 
     /// The next connection that waits for a receive of `srq`, as long as the queue has receives.

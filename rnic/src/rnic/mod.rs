@@ -18,6 +18,7 @@
 //! | `receive_pool` | the receives of a shared receive queue |
 //! | `slots` | the memory of these queues |
 //! | `qp`, `phase` | a queue pair's state and the ways it ends |
+//! | `deferred` | work for the engine |
 //! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
 //! | `coverage` | the filled bytes of a message |
 //! | `transmission` | building ULPDUs from requests and responses |
@@ -33,6 +34,7 @@ mod completion;
 mod connection;
 mod counters;
 mod coverage;
+mod deferred;
 mod delivery;
 mod engine_set;
 mod events;
@@ -60,7 +62,6 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::IpAddr,
     sync::Arc,
 };
 
@@ -69,7 +70,6 @@ use xwarp_tcp::{
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
 };
 
-pub(crate) use self::connection::{Attempt, Lacks};
 pub use self::{
     attributes::{
         CmError, FastRegistration, Limits, NoReceive, Object, PostError, QpAttributes, QpInfo, QpState,
@@ -92,6 +92,7 @@ use self::{
     completion::Overflow,
     connection::Connections,
     counters::{StreamCounters, TerminateCount},
+    deferred::DeferredWork,
     events::Events,
     grant::Keys,
     keys::User,
@@ -100,6 +101,10 @@ use self::{
     qp::{Ending, QueuePair},
     send_queue::Progress,
     table::{PartTable, id},
+};
+pub(crate) use self::{
+    connection::{Attempt, Lacks},
+    deferred::Deferred,
 };
 use crate::{
     ddp::DdpError,
@@ -113,27 +118,6 @@ id! {
     QpId
 }
 
-/// Work that the RNIC defers to the engine, because neither may call the stack inside one of the stack's calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deferred {
-    /// The connection may have data to send.
-    Wake(ConnId),
-    /// The connection is closed when its data is sent.
-    Close(ConnId),
-    /// The connection can retry the delivery of a withheld message.
-    Resume(ConnId),
-    /// The connection is reset.
-    Abort(ConnId),
-    /// The connection's queue pair ended; the engine resets the connection if it stays too long.
-    Ended(ConnId),
-    /// The shared receive queue got a receive while queue pairs of this engine may wait for one.
-    Refilled(SrqId),
-    /// The queue pair's peer refused a part of MPA: the connection attempt is repeated without it.
-    Retry(QpId),
-    /// The peer has answered a repeated attempt, which left out these parts.
-    Learned(IpAddr, Lacks),
-}
-
 /// State that all queue pairs of this RNIC share.
 pub(crate) struct Shared {
     keys: Keys,
@@ -144,8 +128,7 @@ pub(crate) struct Shared {
     terminates: TerminateCount,
     /// Completion queues that lost an entry; their queue pairs must fail.
     overflowed: Vec<CqId>,
-    /// Work for the engine, in the order in which it became due.
-    deferred: VecDeque<Deferred>,
+    deferred: DeferredWork,
     /// A completion notified a sleeping application.
     woke: bool,
 }
@@ -171,11 +154,10 @@ impl Shared {
         }
     }
 
+    #[inline]
     fn wake(&mut self, conn: Option<ConnId>) {
-        let Some(wake) = conn.map(Deferred::Wake) else { return };
-        // Many posts before the engine runs wake the same connection.
-        if self.deferred.back() != Some(&wake) {
-            self.deferred.push_back(wake);
+        if let Some(conn) = conn {
+            self.deferred.wake(conn);
         }
     }
 
@@ -239,7 +221,7 @@ impl Rnic {
                 events: Events::default(),
                 terminates: TerminateCount::default(),
                 overflowed: Vec::new(),
-                deferred: VecDeque::new(),
+                deferred: DeferredWork::default(),
                 woke: false,
             },
             qps: PartTable::new(),
@@ -461,7 +443,7 @@ impl QueuePair {
             shared.starved.push(srq.id(), self.id);
             if srq.has_receive_for(shared.engine) {
                 // Posted after this queue pair found none.
-                shared.deferred.push_back(Deferred::Refilled(srq.id()));
+                shared.deferred.push(Deferred::Refilled(srq.id()));
             }
         }
     }

@@ -50,7 +50,7 @@ impl Rnic {
     /// Lets the queue pairs of this engine that wait for a receive of a shared queue take those that were posted: the engine is
     /// one of those that [`ReceivePool::post`](super::ReceivePool::post) returned.
     pub fn srq_refilled(&mut self, srq: SrqId) {
-        self.shared.deferred.push_back(Deferred::Refilled(srq));
+        self.shared.deferred.push(Deferred::Refilled(srq));
     }
 
     /// Creates an idle queue pair.

@@ -88,7 +88,9 @@ impl Rnic {
                 Deferred::Resume(conn) => return Some(conn),
                 Deferred::Refilled(srq) => {
                     if let Some(conn) = self.next_starved(srq) {
-                        self.shared.deferred.push_front(Deferred::Refilled(srq));
+                        let rest = self.deferred();
+                        self.srq_refilled(srq);
+                        self.shared.deferred.extend(rest);
                         return Some(conn);
                     }
                 }
