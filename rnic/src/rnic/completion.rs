@@ -1,7 +1,6 @@
 //! Completion queues: a bounded ring that the engine fills and any thread polls without the engine's lock.
 
 use std::{
-    collections::VecDeque,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -11,7 +10,12 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::work::{WcStatus, WorkCompletion};
+use super::{
+    QpId,
+    slots::Slots,
+    table::Id,
+    work::{Opcode, WcStatus, WorkCompletion},
+};
 
 /// Receives notifications from the engine, under its lock: must return quickly and must not call the engine.
 pub trait Notify: Send + Sync {
@@ -43,7 +47,9 @@ enum Armed {
 
 /// The part of a ring that its lock protects.
 struct Ring {
-    entries: VecDeque<WorkCompletion>,
+    slots: Slots<WorkCompletion>,
+    /// Position of the oldest entry.
+    head: u64,
     /// Entries that the ring has room for. The memory for them is allocated with the ring.
     capacity: usize,
     armed: Armed,
@@ -51,7 +57,33 @@ struct Ring {
     attended: bool,
 }
 
+/// What a slot holds before its first entry.
+fn unused() -> WorkCompletion {
+    WorkCompletion {
+        wr_id: 0,
+        status: WcStatus::Success,
+        opcode: Opcode::Send,
+        qp: QpId::from_raw(0),
+        context: 0,
+        byte_len: 0,
+        invalidated: None,
+        immediate: None,
+        solicited: false,
+        overtook: false,
+    }
+}
+
 impl Ring {
+    /// Removes and returns the oldest of `len` entries.
+    #[inline]
+    fn pop(&mut self, len: &AtomicUsize) -> Option<WorkCompletion> {
+        let left = len.load(Ordering::Relaxed).checked_sub(1)?;
+        let position = self.head;
+        self.head += 1;
+        len.store(left, Ordering::Release);
+        self.slots.get(position).copied()
+    }
+
     /// Removes the request for a notification; returns whether there was one.
     fn disarm(&mut self) -> bool {
         std::mem::replace(&mut self.armed, Armed::No) != Armed::No
@@ -79,11 +111,12 @@ impl fmt::Debug for CompletionRing {
 impl CompletionRing {
     /// Creates a ring for `capacity` entries. `notify` is called for the next entry after each [`arm`](Self::arm).
     pub(crate) fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
-        let capacity = capacity.max(1) as usize;
+        let capacity = capacity.max(1);
         Self {
             ring: Mutex::new(Ring {
-                entries: VecDeque::with_capacity(capacity),
-                capacity,
+                slots: Slots::allocated(capacity),
+                head: 0,
+                capacity: capacity as usize,
                 armed: Armed::No,
                 attended: false,
             }),
@@ -105,10 +138,7 @@ impl CompletionRing {
         if self.is_empty() {
             return None;
         }
-        let mut ring = self.lock();
-        let entry = ring.entries.pop_front();
-        self.len.store(ring.entries.len(), Ordering::Release);
-        entry
+        self.lock().pop(&self.len)
     }
 
     /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.
@@ -139,11 +169,9 @@ impl CompletionRing {
             return 0;
         }
         let mut ring = self.lock();
-        let before = ring.entries.len();
-        out.extend(std::iter::from_fn(|| ring.entries.pop_front()).take(max));
-        let left = ring.entries.len();
-        self.len.store(left, Ordering::Release);
-        before - left
+        let before = self.len();
+        out.extend(std::iter::from_fn(|| ring.pop(&self.len)).take(max));
+        before - self.len()
     }
 
     /// Number of entries in the queue.
@@ -184,21 +212,28 @@ impl CompletionRing {
         self.lock().attended = attends;
     }
 
-    /// Adds an entry. Returns whether the owner was notified, or attends to an armed queue. After the first entry that finds no room, no entry is added.
-    #[inline]
+    /// Adds an entry. Returns whether the owner was notified, or attends to an armed queue. After the first entry that
+    /// finds no room, no entry is added.
+    #[expect(clippy::inline_always, reason = "the entry is built in its slot, not moved there")]
+    #[inline(always)]
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
         let worth =
             if entry.solicited || entry.status != WcStatus::Success { Armed::Solicited } else { Armed::Any };
-        let mut ring = self.lock();
-        let full = ring.entries.len() >= ring.capacity;
-        if full || self.overflowed() {
-            drop(ring);
+        let mut guard = self.lock();
+        let (ring, len) = (&mut *guard, self.len());
+        let slot = if len >= ring.capacity || self.overflowed() {
+            None
+        } else {
+            ring.slots.claim(ring.head + len as u64, unused)
+        };
+        let Some(slot) = slot else {
+            drop(guard);
             return Err(self.lose(entry.status));
-        }
-        ring.entries.push_back(entry);
-        self.len.store(ring.entries.len(), Ordering::Release);
+        };
+        *slot = entry;
+        self.len.store(len + 1, Ordering::Release);
         let notifies = ring.armed >= worth;
-        drop(ring);
+        drop(guard);
         Ok(notifies && self.fire())
     }
 
@@ -216,13 +251,13 @@ impl CompletionRing {
     /// `capacity` is too small for them.
     pub(crate) fn resize(&self, capacity: u32) -> Result<(), usize> {
         let mut ring = self.lock();
-        let (waiting, capacity) = (ring.entries.len(), capacity as usize);
-        if waiting > capacity {
+        let waiting = self.len();
+        if waiting > capacity as usize {
             return Err(waiting);
         }
-        ring.entries.shrink_to(capacity);
-        ring.entries.reserve_exact(capacity - waiting);
-        ring.capacity = capacity;
+        let held = (ring.head..).take(waiting);
+        ring.slots.resize(capacity, held, unused);
+        ring.capacity = capacity as usize;
         Ok(())
     }
 

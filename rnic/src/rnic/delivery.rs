@@ -105,6 +105,9 @@ impl QueuePair {
             shared.keys.invalidate_remotely(self.user(), stag).map_err(|error| seen.refused(error))?;
             self.counters.rdmap.invalidated_by_peer += 1;
         }
+        if !whole {
+            self.rx.send_coverage.clear();
+        }
         self.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, |completion| WorkCompletion {
             byte_len: end as u32,
@@ -125,6 +128,7 @@ impl QueuePair {
     ) {
         // An overtaken Write may have Immediate Data, whose completion reports the length of the Write.
         let written = if overtook { self.rx.written } else { Written::default() };
+        self.rx.send_coverage.clear();
         self.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, |completion| WorkCompletion {
             byte_len: len.into(),
@@ -135,19 +139,20 @@ impl QueuePair {
         self.rx.written = written;
     }
 
-    /// Completes the receive of the next message; `describe` fills in the completion.
-    #[inline]
+    /// Completes the receive of the next message, whose coverage the caller has cleared; `describe` fills in the
+    /// completion.
+    #[expect(clippy::inline_always, reason = "see `CompletionRing::push`")]
+    #[inline(always)]
     fn complete_receive(
         &mut self,
         shared: &mut Shared,
         describe: impl FnOnce(WorkCompletion) -> WorkCompletion,
     ) {
         self.rx.send_msn = self.rx.send_msn.next();
-        self.rx.send_coverage.clear();
         self.rx.written = Written::default();
         if let Some(wr_id) = self.rq.complete() {
             let completion = describe(self.completion(wr_id, WcStatus::Success, Opcode::Recv));
-            self.push_recv(completion, shared);
+            shared.complete(&self.recv_cq, self.attributes.recv_cq, completion);
         }
     }
 

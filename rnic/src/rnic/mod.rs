@@ -135,6 +135,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Adds an entry to a completion queue.
+    #[expect(clippy::inline_always, reason = "see `CompletionRing::push`")]
+    #[inline(always)]
     fn complete(&mut self, ring: &CompletionRing, cq: CqId, completion: WorkCompletion) {
         match ring.push(completion) {
             Ok(woke) => self.woke |= woke,

@@ -294,6 +294,8 @@ impl QueuePair {
         }
     }
 
+    #[expect(clippy::inline_always, reason = "see `CompletionRing::push`")]
+    #[inline(always)]
     fn push_send(&mut self, request: &Summary, status: WcStatus, shared: &mut Shared) {
         let &Summary { wr_id, operation, flags, len, overtook } = request;
         self.counters.request_done(&operation, status);
@@ -310,14 +312,15 @@ impl QueuePair {
         shared.complete(&self.send_cq, self.attributes.send_cq, completion);
     }
 
-    pub(crate) fn push_recv(&mut self, completion: WorkCompletion, shared: &mut Shared) {
-        match completion.status {
-            WcStatus::Success => {}
-            status => self.counters.work_failed(status),
-        }
+    /// Completes a receive that failed or was flushed.
+    #[inline(never)]
+    pub(crate) fn push_failed_recv(&mut self, wr_id: u64, status: WcStatus, shared: &mut Shared) {
+        self.counters.work_failed(status);
+        let completion = self.completion(wr_id, status, Opcode::Recv);
         shared.complete(&self.recv_cq, self.attributes.recv_cq, completion);
     }
 
+    #[inline]
     pub(crate) fn completion(&self, wr_id: u64, status: WcStatus, opcode: Opcode) -> WorkCompletion {
         WorkCompletion {
             wr_id,
@@ -336,7 +339,7 @@ impl QueuePair {
     /// Completes the receive of the next message with an error, before the others are flushed.
     pub(crate) fn fail_receive(&mut self, status: WcStatus, shared: &mut Shared) {
         if let Some(wr_id) = self.rq.complete() {
-            self.push_recv(self.completion(wr_id, status, Opcode::Recv), shared);
+            self.push_failed_recv(wr_id, status, shared);
         }
     }
 
@@ -356,7 +359,7 @@ impl QueuePair {
 
     pub(crate) fn flush_receives(&mut self, shared: &mut Shared) {
         while let Some(wr_id) = self.rq.pop_flushed() {
-            self.push_recv(self.completion(wr_id, WcStatus::Flushed, Opcode::Recv), shared);
+            self.push_failed_recv(wr_id, WcStatus::Flushed, shared);
         }
         if self.attributes.srq.is_some() {
             shared.events.push_async(AsyncEvent::LastWqeReached { qp: self.id });

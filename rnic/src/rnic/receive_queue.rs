@@ -8,7 +8,7 @@ use super::{
     events::Events,
     receive_pool::ReceivePool,
     slots::Slots,
-    work::{SgeList, sge_list},
+    work::{SgeList, set_sge_list},
 };
 
 /// Number of messages, from the next one on, for which one queue pair may bind receives of a shared queue. It limits
@@ -29,15 +29,32 @@ pub(crate) struct Receive {
 
 impl Receive {
     pub(super) fn new(request: &RecvRequest<'_>, max_sge: u32) -> Result<Self, PostError> {
-        if request.scatter.len() > max_sge as usize {
-            return Err(PostError::TooManyPieces(max_sge));
-        }
-        let capacity = match request.scatter {
+        check(request, max_sge)?;
+        let mut receive = Self::unused();
+        receive.set(request);
+        Ok(receive)
+    }
+
+    fn unused() -> Self {
+        Self { wr_id: 0, scatter: SgeList::new(), capacity: 0 }
+    }
+
+    #[inline]
+    fn set(&mut self, request: &RecvRequest<'_>) {
+        self.wr_id = request.wr_id;
+        self.capacity = match request.scatter {
             [piece] => u64::from(piece.len),
             pieces => pieces.iter().map(|s| u64::from(s.len)).sum(),
         };
-        Ok(Self { wr_id: request.wr_id, scatter: sge_list(request.scatter), capacity })
+        set_sge_list(&mut self.scatter, request.scatter);
     }
+}
+
+fn check(request: &RecvRequest<'_>, max_sge: u32) -> Result<(), PostError> {
+    if request.scatter.len() > max_sge as usize {
+        return Err(PostError::TooManyPieces(max_sge));
+    }
+    Ok(())
 }
 
 /// The place of one message's receive.
@@ -51,7 +68,7 @@ struct Place {
 impl Place {
     /// What a slot holds before its first receive.
     fn unused() -> Self {
-        Self { receive: Receive { wr_id: 0, scatter: SgeList::new(), capacity: 0 }, bound: false }
+        Self { receive: Receive::unused(), bound: false }
     }
 }
 
@@ -115,7 +132,7 @@ impl ReceiveQueue {
     /// Checks a request without regard to whether the queue is full.
     pub(crate) fn check(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let (_, max_sge) = self.limits()?;
-        Receive::new(request, max_sge).map(|_| ())
+        check(request, max_sge)
     }
 
     pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), PostError> {
@@ -123,8 +140,11 @@ impl ReceiveQueue {
         if self.len >= max_wr {
             return Err(PostError::QueueFull(max_wr));
         }
-        let receive = Receive::new(request, max_sge)?;
-        self.append(Place { receive, bound: true });
+        check(request, max_sge)?;
+        if let Some(place) = self.append() {
+            place.receive.set(request);
+            place.bound = true;
+        }
         Ok(())
     }
 
@@ -134,17 +154,15 @@ impl ReceiveQueue {
         self.head.wrapping_add(ahead).into()
     }
 
-    /// Gives the first message without a place this one.
+    /// The place of the first message that had none.
     #[inline]
-    fn append(&mut self, place: Place) {
+    fn append(&mut self) -> Option<&mut Place> {
         if u64::from(self.len) >= self.places.most() {
             self.make_places();
         }
         let slot = self.slot(self.len);
-        if let Some(unused) = self.places.claim(slot, Place::unused) {
-            *unused = place;
-            self.len += 1;
-        }
+        self.len += 1;
+        self.places.claim(slot, Place::unused)
     }
 
     #[cold]
@@ -171,7 +189,7 @@ impl ReceiveQueue {
         if self.bound(ahead).is_none() {
             self.bind_shared(ahead, events)?;
         }
-        self.bound(ahead)
+        self.places.get(self.slot(ahead)).map(|place| &place.receive)
     }
 
     #[inline(never)]
@@ -187,14 +205,16 @@ impl ReceiveQueue {
         let receive = receive?;
         *early += u32::from(ahead > 0);
         while self.len <= ahead {
-            self.append(Place::unused());
+            self.append()?.bound = false;
         }
         *self.places.get_mut(self.slot(ahead))? = Place { receive, bound: true };
         Some(())
     }
 
-    /// Removes the receive of the next message and advances to the message after it. Returns the receive's identifier.
-    #[inline]
+    /// Removes the receive of the next message and advances to the message after it. Returns the receive's
+    /// identifier.
+    #[expect(clippy::inline_always, reason = "each message that arrives in a receive calls it once")]
+    #[inline(always)]
     pub(crate) fn complete(&mut self) -> Option<u64> {
         let completed = self.bound(0).map(|receive| receive.wr_id);
         self.advance();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, CmError, Deferred, Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState,
-    QueuePair, RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
+    AsyncEvent, CmError, Deferred, Limits, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair,
+    RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
     phase::Phase,
     qp::Ending,
     registry::{attribute, up_to},
@@ -183,8 +183,7 @@ impl Rnic {
         let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
         if qp.flushes_receives() {
             qp.rq.check(request)?;
-            let completion = qp.completion(request.wr_id, WcStatus::Flushed, Opcode::Recv);
-            qp.push_recv(completion, &mut self.shared);
+            qp.push_failed_recv(request.wr_id, WcStatus::Flushed, &mut self.shared);
             self.end_overflowed();
             return Ok(());
         }

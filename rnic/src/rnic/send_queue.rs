@@ -7,7 +7,7 @@ use xwarp_tcp::seq::StreamOffset;
 use super::{
     attributes::PostError,
     slots::Slots,
-    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest, sge_list},
+    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest, set_sge_list},
 };
 use crate::memory::Memory;
 
@@ -126,6 +126,7 @@ impl SendQueue {
     }
 
     /// Appends a request with its initial progress.
+    #[inline]
     pub(crate) fn post(&mut self, request: &WorkRequest<'_>, progress: Progress) -> Result<(), PostError> {
         let (position, max_wr) = (self.tail(), self.max_wr);
         if self.len >= max_wr {
@@ -142,8 +143,8 @@ impl SendQueue {
         entry.len = len;
         entry.progress = progress;
         match request.payload {
-            Payload::Piece(piece) => entry.payload = sge_list(&[piece]),
-            Payload::Gather(list) => entry.payload = sge_list(list),
+            Payload::Piece(piece) => set_sge_list(&mut entry.payload, &[piece]),
+            Payload::Gather(list) => set_sge_list(&mut entry.payload, list),
             Payload::Memory(pieces) => {
                 entry.payload.clear();
                 entry.memory = Some(pieces.into());
@@ -160,6 +161,7 @@ impl SendQueue {
     }
 
     /// Copies a payload to a slot of the arena.
+    #[inline(never)]
     fn keep_inline(&mut self, slot: u32, bytes: &[u8]) {
         let (slots, size) = (self.max_wr as usize, self.max_inline as usize);
         if self.arena.is_empty() {

@@ -17,6 +17,13 @@ impl<T> Slots<T> {
         Self { slots: Vec::new(), mask: u64::from(most).next_power_of_two() - 1 }
     }
 
+    /// [`Self::new`] with its memory allocated.
+    pub(crate) fn allocated(most: u32) -> Self {
+        let mut slots = Self::new(most);
+        slots.allocate();
+        slots
+    }
+
     /// Number of entries that there are slots for.
     #[inline]
     pub(crate) fn most(&self) -> u64 {
@@ -50,22 +57,24 @@ impl<T> Slots<T> {
         self.get_mut(position)
     }
 
+    /// Adds the slot of a position, and as many others as there are already.
     #[cold]
     fn add(&mut self, position: u64, unused: impl Fn() -> T) {
         self.allocate();
-        self.slots.resize_with(self.index(position) + 1, unused);
+        let all = self.mask as usize + 1;
+        let wanted = (self.slots.len() * 2).max(self.index(position) + 1);
+        self.slots.resize_with(wanted.min(all), unused);
     }
 
-    /// Allocates the slots before the first entry.
-    pub(crate) fn allocate(&mut self) {
+    fn allocate(&mut self) {
         self.slots.reserve_exact(self.mask as usize + 1 - self.slots.len());
     }
 
-    /// Changes the number of slots to at least `most`, and moves the entries of the queue, at the positions `held`, to their
-    /// new slots.
+    /// Changes the number of slots to at least `most`, allocates them, and moves the entries of the queue, at the
+    /// positions `held`, to their new slots.
     #[cold]
     pub(crate) fn resize(&mut self, most: u32, held: impl Iterator<Item = u64>, unused: impl Fn() -> T) {
-        let mut old = std::mem::replace(self, Self::new(most));
+        let mut old = std::mem::replace(self, Self::allocated(most));
         for position in held {
             if let (Some(from), Some(to)) = (old.get_mut(position), self.claim(position, &unused)) {
                 std::mem::swap(from, to);

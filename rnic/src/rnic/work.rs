@@ -276,13 +276,19 @@ pub struct RecvRequest<'a> {
 /// A list of pieces in the form that the queues store.
 pub(crate) type SgeList = SmallVec<[Sge; 4]>;
 
-/// The list of `pieces`, which are usually one.
+/// Makes `list` the list of `pieces`, which are usually one, as they were when the list was last used.
 #[inline]
-pub(crate) fn sge_list(pieces: &[Sge]) -> SgeList {
-    let [piece] = *pieces else { return SgeList::from_slice(pieces) };
-    let mut list = SgeList::new();
-    list.push(piece);
-    list
+pub(crate) fn set_sge_list(list: &mut SgeList, pieces: &[Sge]) {
+    if let ([last], [piece]) = (&mut list[..], pieces) {
+        *last = *piece;
+    } else {
+        replace_sge_list(list, pieces);
+    }
+}
+
+#[inline(never)]
+fn replace_sge_list(list: &mut SgeList, pieces: &[Sge]) {
+    *list = SgeList::from_slice(pieces);
 }
 
 /// The kind of work request that a completion belongs to.
