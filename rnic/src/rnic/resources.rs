@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, CmError, Deferred, Limits, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair,
-    RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
-    phase::Phase,
+    AsyncEvent, CmError, Deferred, Limits, Object, Operation, PostError, QpAttributes, QpId, QpInfo, QpState,
+    QueuePair, RecvRequest, Registry, ResourceError, Rnic, Shared, SrqId, WcStatus, WorkRequest,
+    phase::{Closes, Phase},
     qp::Ending,
     registry::{attribute, up_to},
     send_queue::Progress,
@@ -152,28 +152,16 @@ impl Rnic {
     /// Posts to a send queue. On a queue pair that is closing or has ended, the request completes as flushed, after
     /// earlier requests.
     pub fn post_send(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
-        if qp.flushes_sends() {
-            qp.sq.post(request, Progress::Done(WcStatus::Flushed))?;
-            qp.complete_sends(&mut self.shared);
-            self.end_overflowed();
-            return Ok(());
-        }
-        if !matches!(qp.phase, Phase::Open(_)) {
-            return Err(PostError::NotConnected);
-        }
-        if qp.ord == 0 && request.operation.is_answered() {
-            return Err(PostError::NoReads);
-        }
-        if qp.versions == Versions::Rdmac && request.operation.is_extension() {
-            return Err(PostError::NoExtensions);
-        }
-        qp.sq.post(request, Progress::Posted)?;
-        if request.operation.is_local() {
-            qp.do_local_work(&mut self.shared);
-            self.end_overflowed();
+        let pair = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
+        let plain =
+            matches!(pair.phase, Phase::Open(Closes { here: false, .. })) && request.operation.is_plain();
+        let progress = if plain { Progress::Posted } else { pair.check_post(request.operation)? };
+        pair.sq.post(request, progress)?;
+        if plain {
+            self.shared.wake(pair.conn);
         } else {
-            self.shared.wake(qp.conn);
+            pair.posted(request.operation, &mut self.shared);
+            self.end_overflowed();
         }
         Ok(())
     }
@@ -192,5 +180,38 @@ impl Rnic {
             self.shared.deferred.extend(qp.conn.map(Deferred::Resume));
         }
         Ok(())
+    }
+}
+
+impl QueuePair {
+    /// Checks that the queue pair takes a request with this operation in its state. Returns the request's initial
+    /// progress.
+    #[inline(never)]
+    fn check_post(&self, operation: Operation) -> Result<Progress, PostError> {
+        if self.flushes_sends() {
+            return Ok(Progress::Done(WcStatus::Flushed));
+        }
+        if !matches!(self.phase, Phase::Open(_)) {
+            return Err(PostError::NotConnected);
+        }
+        if self.ord == 0 && operation.is_answered() {
+            return Err(PostError::NoReads);
+        }
+        if self.versions == Versions::Rdmac && operation.is_extension() {
+            return Err(PostError::NoExtensions);
+        }
+        Ok(Progress::Posted)
+    }
+
+    /// Begins a request that was just posted, or flushes it.
+    #[inline(never)]
+    fn posted(&mut self, operation: Operation, shared: &mut Shared) {
+        if self.flushes_sends() {
+            self.complete_sends(shared);
+        } else if operation.is_local() {
+            self.do_local_work(shared);
+        } else {
+            shared.wake(self.conn);
+        }
     }
 }

@@ -174,7 +174,18 @@ impl SendQueue {
     }
 
     /// Bytes of the payload, if it is valid for the operation and the queue.
+    #[inline]
     fn check_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
+        match (&request.operation, request.payload) {
+            (Operation::Send { .. } | Operation::Write { .. }, Payload::Piece(piece)) if self.max_sge > 0 => {
+                Ok(piece.len)
+            }
+            _ => self.check_other_payload(request),
+        }
+    }
+
+    #[inline(never)]
+    fn check_other_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
         let (pieces, len) = match request.payload {
             Payload::Piece(piece) => (1, u64::from(piece.len)),
             Payload::Gather(list) => (list.len(), list.iter().map(|s| u64::from(s.len)).sum()),

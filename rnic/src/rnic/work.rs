@@ -178,6 +178,11 @@ impl Operation {
         }
     }
 
+    /// Whether it only sends bytes, which is possible on every connection.
+    pub(crate) const fn is_plain(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Write { .. })
+    }
+
     /// Whether it concerns only local memory, so that nothing is sent to the peer.
     pub(crate) const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate { .. } | Self::BindWindow { .. } | Self::FastRegister { .. })
