@@ -236,10 +236,18 @@ impl SendQueue {
         self.head..self.next
     }
 
-    /// The inline bytes of an entry.
-    pub(crate) fn inline(&self, entry: &SendRequest) -> Option<&[u8]> {
-        let at = entry.inline? as usize * self.max_inline as usize;
-        self.arena.get(at..at + entry.len as usize)
+    /// An entry, and its inline bytes if it has them.
+    #[inline]
+    pub(crate) fn get_to_send(&mut self, position: Position) -> Option<(&mut SendRequest, Option<&[u8]>)> {
+        if !self.holds(position) {
+            return None;
+        }
+        let entry = self.slots.get_mut(position)?;
+        let inline = entry.inline.and_then(|slot| {
+            let at = slot as usize * self.max_inline as usize;
+            self.arena.get(at..at + entry.len as usize)
+        });
+        Some((entry, inline))
     }
 
     /// The first request.

@@ -19,7 +19,7 @@ use super::{
     pieces::{Gather, Stretches},
     qp::{Asked, AskedKind, Current, Ending, QueuePair, ToAnswer, Transmitter},
     rdma_tcp::{ATOMIC_VALUE_BYTES, Stream, atomic_words},
-    send_queue::{Position, Progress, SendQueue, SendRequest},
+    send_queue::{Position, Progress, SendRequest},
     work::{Access, Operation, Remote, SendFlags, Sge, WcStatus},
 };
 use crate::{
@@ -41,6 +41,8 @@ const RTR_STAG: STag = STag::new(1);
 enum Step {
     /// The result for MPA.
     Pulled(Pulled),
+    /// The next segment of the Send or RDMA Write at `position`, which begins at its byte `sent`, is to be written.
+    Segment { position: Position, sent: u32 },
     /// The step produced no ULPDU, or chose the next message: take another step.
     Again,
 }
@@ -59,8 +61,8 @@ enum Part {
 struct LocalPayload<'a> {
     keys: &'a Keys,
     user: User,
-    sq: &'a SendQueue,
     entry: &'a SendRequest,
+    inline: Option<&'a [u8]>,
     sent: u32,
 }
 
@@ -73,10 +75,10 @@ impl LocalPayload<'_> {
         head: impl Fn(bool) -> H,
         out: &mut SegmentWriter<'_, '_, '_>,
     ) -> Part {
-        let Self { keys, user, sq, entry, sent } = self;
+        let Self { keys, user, entry, inline, sent } = self;
         let rest = entry.len - sent;
         let Some(n) = segment_bytes(out, header, rest) else { return Part::DoesNotFit };
-        if let Some(bytes) = sq.inline(entry) {
+        if let Some(bytes) = inline {
             let bytes = bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default();
             put_inline(&head(n == rest), bytes, out);
             return Part::Written(n);
@@ -136,7 +138,7 @@ impl QueuePair {
     /// Writes the next ULPDU.
     pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
         loop {
-            let step = if let Ending::Terminate(terminate) = self.tx.ending {
+            let mut step = if let Ending::Terminate(terminate) = self.tx.ending {
                 Step::Pulled(self.send_terminate(terminate, shared, out))
             } else if matches!(self.tx.ending, Ending::Finished) {
                 Step::Pulled(Pulled::Finish)
@@ -144,12 +146,15 @@ impl QueuePair {
                 Step::Pulled(self.send_rtr(rtr, out))
             } else {
                 match self.tx.current {
-                    Some(Current::Request { .. }) => self.send_segment(shared, out),
+                    Some(Current::Request { position, sent }) => Step::Segment { position, sent },
                     Some(Current::Immediate { position, data }) => self.send_immediate(position, data, out),
                     Some(Current::Response) => self.answer_segment(shared, out),
                     None => self.choose(shared, out),
                 }
             };
+            if let Step::Segment { position, sent } = step {
+                step = self.send_segment(position, sent, shared, out);
+            }
             if let Step::Pulled(pulled) = step {
                 return pulled;
             }
@@ -198,8 +203,7 @@ impl QueuePair {
         }
         match entry.operation {
             Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. } => {
-                self.tx.current = Some(Current::Request { position, sent: 0 });
-                Step::Again
+                Step::Segment { position, sent: 0 }
             }
             Operation::Read { remote, .. } => self.ask_to_read(position, remote, out),
             Operation::Immediate { data } => self.send_immediate(position, data, out),
@@ -237,16 +241,22 @@ impl QueuePair {
         self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), Quote::default(), shared);
     }
 
-    /// Writes the next segment of a Send or RDMA Write.
-    fn send_segment(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
-        let Some(Current::Request { position, sent }) = self.tx.current else { return Step::Again };
-        let Some(entry) = self.sq.get(position) else {
+    /// Writes the next segment of a Send or RDMA Write, which becomes or stays the current message unless it is the last one.
+    fn send_segment(
+        &mut self,
+        position: Position,
+        sent: u32,
+        shared: &mut Shared,
+        out: &mut SegmentWriter<'_, '_, '_>,
+    ) -> Step {
+        let (keys, user) = (&shared.keys, self.user());
+        let Some((request, inline)) = self.sq.get_to_send(position) else {
             self.tx.current = None;
             return Step::Again;
         };
-        let (keys, sq, user) = (&shared.keys, &self.sq, self.user());
+        let entry = &*request;
         // Built where it is used, because that avoids a copy in memory.
-        let local = || LocalPayload { keys, user, sq, entry, sent };
+        let local = || LocalPayload { keys, user, entry, inline, sent };
         let part = match (&mut self.stream, &entry.operation) {
             (None, Operation::Write { remote } | Operation::WriteImmediate { remote, .. }) => {
                 let (stag, to) = (remote.key, remote.offset.wrapping_add(u64::from(sent)));
@@ -258,8 +268,12 @@ impl QueuePair {
         };
         let n = match part {
             Part::Written(n) => n,
-            Part::DoesNotFit => return Step::Pulled(Pulled::Nothing),
+            Part::DoesNotFit => {
+                self.tx.current = Some(Current::Request { position, sent });
+                return Step::Pulled(Pulled::Nothing);
+            }
             Part::NotAccessible => {
+                self.tx.current = Some(Current::Request { position, sent });
                 self.fail_request(position, WcStatus::LocalProtection, shared);
                 return Step::Again;
             }
@@ -272,9 +286,9 @@ impl QueuePair {
             if self.stream.is_none() && !matches!(entry.operation, Operation::Write { .. }) {
                 self.tx.send_msn = self.tx.send_msn.next();
             }
+            request.progress = Progress::Sent(out.end());
             self.tx.current = None;
             self.sq.next = position + 1;
-            self.set_progress(position, Progress::Sent(out.end()));
         }
         Step::Pulled(Pulled::Ulpdu)
     }
