@@ -210,6 +210,25 @@ pub(crate) trait Framing: Copy + Default + fmt::Debug {
     fn frame_at(&self, hold: &Hold, link: &dyn Link, probe: StreamOffset) -> Option<StreamOffset>;
 }
 
+/// MULPDU for one EMSS. It is kept until the EMSS changes, because each segment asks for it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Mulpdu {
+    /// The EMSS. No connection has one of 0.
+    pub emss: usize,
+    /// The largest ULPDU in a segment of its own, in bytes.
+    pub bytes: usize,
+    /// In this many bytes of a segment, a frame with such a ULPDU fits wherever it begins.
+    pub fits: usize,
+}
+
+#[cfg(any(test, feature = "sim"))]
+impl Mulpdu {
+    /// This MULPDU, whatever the EMSS is.
+    pub(crate) const fn of(bytes: usize) -> Self {
+        Self { emss: 0, bytes, fits: usize::MAX }
+    }
+}
+
 /// The transmit direction in full operation.
 pub(crate) trait Transmitter: Copy + fmt::Debug {
     /// Whether a TCP segment contains exactly one frame.
@@ -218,16 +237,18 @@ pub(crate) trait Transmitter: Copy + fmt::Debug {
     /// Whether the first frame is sent only after the peer's first frame has arrived.
     fn waits_for_first(&self) -> bool;
 
-    /// MULPDU in a segment that begins at `offset`, for TCP's EMSS `emss`. A path MTU probe has `probe` bytes, and the frame
-    /// must fill all of them.
-    fn mulpdu(&self, offset: StreamOffset, emss: usize, probe: Option<usize>) -> usize;
+    /// MULPDU for TCP's EMSS `emss`.
+    fn mulpdu(&self, emss: usize) -> Mulpdu;
+
+    /// MULPDU in a path MTU probe of `room` bytes that begins at `offset`, all of which the frame must fill.
+    fn probe_mulpdu(&self, offset: StreamOffset, emss: usize, room: usize) -> Mulpdu;
 
     /// A writer of the frame that begins at `start`; `None` when not even an empty frame fits.
     fn begin<'w, 'f>(
         &self,
         out: &'w mut FrameWriter<'f>,
         start: StreamOffset,
-        mulpdu: usize,
+        mulpdu: Mulpdu,
     ) -> Option<UlpduWriter<'w, 'f>>;
 
     /// Completes the frame; returns its bytes.

@@ -10,7 +10,7 @@ use std::{fmt, time::Duration};
 
 use self::{opening::Opening, streaming::Streaming};
 use super::{
-    Carried, FramingCounters, FramingError, Full, Limits, StartUp, Transmitter,
+    Carried, FramingCounters, FramingError, Full, Limits, Mulpdu, StartUp, Transmitter,
     receiver::{Halt, Receiver, Upper},
 };
 use crate::{
@@ -41,6 +41,8 @@ pub struct Session<P, S: StartUp> {
     withhold_timeout: Duration,
     hold_bytes: usize,
     receiver: Receiver<P, S::Framing>,
+    /// MULPDU of the last segment.
+    mulpdu: Mulpdu,
     /// End of the held bytes at an earlier time, and that time. The cursor has not reached the end since, so the oldest held
     /// bytes are at least that old.
     stalled: Option<(StreamOffset, Instant)>,
@@ -111,6 +113,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         let Limits { withhold_timeout, hold_bytes, .. } = config.limits();
         Self {
             receiver: Receiver::new(),
+            mulpdu: Mulpdu::default(),
             phase,
             opening: Some(Box::new(Opening::new(config, bytes, deadline))),
             withhold_timeout,
@@ -197,6 +200,14 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         }
     }
 
+    #[inline]
+    fn mulpdu_for(&mut self, transmitter: S::Transmitter, emss: usize) -> Mulpdu {
+        if self.mulpdu.emss != emss {
+            self.mulpdu = transmitter.mulpdu(emss);
+        }
+        self.mulpdu
+    }
+
     fn fill_frames<U: Ulp<Placed = P>>(
         &mut self,
         transmitter: S::Transmitter,
@@ -206,8 +217,11 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         emss: usize,
         out: &mut FrameWriter<'_>,
     ) -> Filled {
-        let probe = Some(out.room()).filter(|room| *room > emss);
-        let mulpdu = transmitter.mulpdu(offset, emss, probe);
+        let mulpdu = if out.room() > emss {
+            transmitter.probe_mulpdu(offset, emss, out.room())
+        } else {
+            self.mulpdu_for(transmitter, emss)
+        };
         // After a stream error an FPDU has arrived, though not a valid one, so the Terminate may be sent.
         if transmitter.waits_for_first() && !self.receiver.has_begun() && !self.receiver.is_stopped() {
             // A FIN is not an FPDU and may be sent. Without room, the upper layer can only answer whether it has

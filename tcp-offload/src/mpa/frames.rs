@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     framing::{
-        self, AcceptParams, Answer, Framing, FramingError, Full, Limits, SetupError, StartUp, Transmitter,
-        UNNEGOTIATED, Whole, hold::Hold,
+        self, AcceptParams, Answer, Framing, FramingError, Full, Limits, Mulpdu, SetupError, StartUp,
+        Transmitter, UNNEGOTIATED, Whole, hold::Hold,
     },
     link::{FrameWriter, Link},
     seq::StreamOffset,
@@ -102,11 +102,17 @@ impl Transmitter for FpduTransmitter {
         self.waits_for_first
     }
 
+    fn mulpdu(&self, emss: usize) -> Mulpdu {
+        self.layout.mulpdu(emss)
+    }
+
     /// A path MTU probe is filled to its last byte, wherever its markers lie.
-    #[inline]
-    fn mulpdu(&self, offset: StreamOffset, emss: usize, probe: Option<usize>) -> usize {
-        let whole = probe.and_then(|room| self.layout.largest_ulpdu(offset, room));
-        whole.unwrap_or_else(|| self.layout.mulpdu(emss))
+    fn probe_mulpdu(&self, offset: StreamOffset, emss: usize, room: usize) -> Mulpdu {
+        let mulpdu = self.mulpdu(emss);
+        match self.layout.largest_ulpdu(offset, room) {
+            Some(bytes) => Mulpdu { bytes, fits: usize::MAX, ..mulpdu },
+            None => mulpdu,
+        }
     }
 
     #[inline]
@@ -114,7 +120,7 @@ impl Transmitter for FpduTransmitter {
         &self,
         out: &'w mut FrameWriter<'f>,
         start: StreamOffset,
-        mulpdu: usize,
+        mulpdu: Mulpdu,
     ) -> Option<UlpduWriter<'w, 'f>> {
         UlpduWriter::begin(out, self.layout, start, mulpdu, self.crc)
     }

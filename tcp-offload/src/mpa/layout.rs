@@ -1,7 +1,7 @@
 //! Positions and lengths in the stream: of markers, of FPDUs with their markers, and MULPDU (RFC 5044 sections 4.1,
 //! 4.3 and 4.5). No code here reads or writes the bytes.
 
-use crate::{copy::Gaps, seq::StreamOffset};
+use crate::{copy::Gaps, framing::Mulpdu, seq::StreamOffset};
 
 /// Bytes from the start of one marker to the start of the next (RFC 5044 section 4.3).
 pub(crate) const MARKER_SPACING: u64 = 512;
@@ -107,12 +107,13 @@ impl Layout {
         (body >= Self::body(0)).then(|| (body - LENGTH_BYTES - CRC_BYTES).min(u16::MAX as usize))
     }
 
-    /// MULPDU for segments of `emss` bytes (RFC 5044 section 4.5).
-    #[inline]
-    pub fn mulpdu(self, emss: usize) -> usize {
+    /// MULPDU for segments of `emss` bytes (RFC 5044 section 4.5). Raised to its minimum, it need not fit them.
+    pub fn mulpdu(self, emss: usize) -> Mulpdu {
         let markers = if self.markers { emss.div_ceil(MARKER_SPACING as usize) } else { 0 };
         let overhead = LENGTH_BYTES + CRC_BYTES + MARKER_BYTES * markers + emss % 4;
-        emss.saturating_sub(overhead).clamp(MULPDU_RANGE.0, MULPDU_RANGE.1)
+        let most = emss.saturating_sub(overhead);
+        let (bytes, fits) = (most.clamp(MULPDU_RANGE.0, MULPDU_RANGE.1), most >= MULPDU_RANGE.0);
+        Mulpdu { emss, bytes, fits: if fits { emss } else { usize::MAX } }
     }
 }
 
@@ -150,12 +151,12 @@ mod tests {
     fn rfc5044_s4_5_mulpdu_formulas() {
         let with = Layout { origin: 0, markers: true };
         let without = Layout { origin: 0, markers: false };
-        assert_eq!(with.mulpdu(1448), 1448 - (6 + 12));
-        assert_eq!(with.mulpdu(1459), 1459 - (6 + 12 + 3));
-        assert_eq!(without.mulpdu(1448), 1442);
-        assert_eq!(without.mulpdu(1447), 1447 - 6 - 3);
-        assert_eq!(with.mulpdu(100), 128, "never below 128");
-        assert_eq!(without.mulpdu(65535), 64768, "never above 64768");
+        assert_eq!(with.mulpdu(1448).bytes, 1448 - (6 + 12));
+        assert_eq!(with.mulpdu(1459).bytes, 1459 - (6 + 12 + 3));
+        assert_eq!(without.mulpdu(1448).bytes, 1442);
+        assert_eq!(without.mulpdu(1447).bytes, 1447 - 6 - 3);
+        assert_eq!(with.mulpdu(100).bytes, 128, "never below 128");
+        assert_eq!(without.mulpdu(65535).bytes, 64768, "never above 64768");
     }
 
     #[test]
@@ -197,11 +198,15 @@ mod tests {
 
         #[test]
         fn prop_layout_mulpdu_fits_a_segment_wherever_it_begins(
-            words in 0u64..600, emss in 200usize..9000, markers: bool,
+            words in 0u64..600, emss in 1usize..9000, more in 0usize..100, markers: bool,
         ) {
             let layout = Layout { origin: 0, markers };
-            let start = 4 * words;
-            prop_assert!(layout.end(start, layout.mulpdu(emss)) <= start + emss as u64);
+            let (start, mulpdu) = (4 * words, layout.mulpdu(emss));
+            if let Some(room) = mulpdu.fits.checked_add(more) {
+                prop_assert!(layout.end(start, mulpdu.bytes) <= start + emss as u64);
+                prop_assert!(layout.largest_ulpdu(start, room).is_some_and(|most| most >= mulpdu.bytes));
+            }
+            prop_assert!(mulpdu.fits == emss || emss < 200);
         }
     }
 }

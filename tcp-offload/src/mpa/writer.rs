@@ -4,6 +4,7 @@
 use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING, markers_from};
 use crate::{
     copy::{self, GappedMut},
+    framing::Mulpdu,
     link::FrameWriter,
     seq::StreamOffset,
     ulp::UlpduWriter,
@@ -28,10 +29,14 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         frame: &'w mut FrameWriter<'f>,
         layout: Layout,
         start: StreamOffset,
-        mulpdu: usize,
+        mulpdu: Mulpdu,
         crc: bool,
     ) -> Option<Self> {
-        let room = layout.largest_ulpdu(start, frame.room())?.min(mulpdu);
+        let room = if frame.room() >= mulpdu.fits {
+            mulpdu.bytes
+        } else {
+            layout.largest_ulpdu(start, frame.room())?.min(mulpdu.bytes)
+        };
         let position = frame.position();
         Some(Self {
             frame,
@@ -41,7 +46,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
             position,
             room,
             written: 0,
-            mulpdu,
+            mulpdu: mulpdu.bytes,
             crc,
             has_length: true,
             announced: None,
@@ -109,7 +114,9 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// acknowledged the stream up to here has the whole FPDU.
     #[inline]
     pub fn end(&self) -> StreamOffset {
-        if self.has_length {
+        if self.complete {
+            self.offset
+        } else if self.has_length {
             self.layout.end(self.start, self.written)
         } else {
             self.start + (self.written.next_multiple_of(4) + CRC_BYTES) as u64
@@ -378,7 +385,7 @@ mod tests {
         let (first, second) = memory.split_at_mut(first_chunk);
         let mut frame = FrameWriter::new([first, second].into_iter().collect(), 0, usize::MAX);
         let layout = Layout { origin: 0, markers };
-        let mut writer = UlpduWriter::begin(&mut frame, layout, start, 4000, true).unwrap();
+        let mut writer = UlpduWriter::begin(&mut frame, layout, start, Mulpdu::of(4000), true).unwrap();
         if let Way::Announced(len) = way {
             writer.announce(len);
         }
@@ -397,7 +404,9 @@ mod tests {
             writer.fill(data.len(), |at, space| space.copy_from_slice(&data[at..at + space.len()]));
         }
         assert_eq!(writer.written(), ulpdu.len());
+        let end = writer.end();
         let len = writer.finish();
+        assert_eq!(end, start + len as u64);
         drop(frame);
         memory.truncate(len);
         memory

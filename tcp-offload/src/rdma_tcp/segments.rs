@@ -7,7 +7,7 @@ use super::{
     header::{PREFIX_BYTES, Prefix},
 };
 use crate::{
-    framing::{Framing, FramingError, Transmitter, hold::Hold},
+    framing::{Framing, FramingError, Mulpdu, Transmitter, hold::Hold},
     link::{FrameWriter, Link},
     seq::StreamOffset,
     ulp::{Ulpdu, UlpduWriter},
@@ -125,18 +125,22 @@ impl Transmitter for SegmentTransmitter {
         false
     }
 
-    fn mulpdu(&self, _offset: StreamOffset, emss: usize, probe: Option<usize>) -> usize {
-        largest(probe.unwrap_or(emss))
+    fn mulpdu(&self, emss: usize) -> Mulpdu {
+        Mulpdu { emss, bytes: largest(emss), fits: emss }
+    }
+
+    fn probe_mulpdu(&self, _offset: StreamOffset, _emss: usize, room: usize) -> Mulpdu {
+        self.mulpdu(room)
     }
 
     fn begin<'w, 'f>(
         &self,
         out: &'w mut FrameWriter<'f>,
         start: StreamOffset,
-        mulpdu: usize,
+        mulpdu: Mulpdu,
     ) -> Option<UlpduWriter<'w, 'f>> {
-        let room = largest(out.room()).min(mulpdu);
-        (room > 0).then(|| UlpduWriter::begin_segment(out, start, mulpdu, room))
+        let room = largest(out.room()).min(mulpdu.bytes);
+        (room > 0).then(|| UlpduWriter::begin_segment(out, start, mulpdu.bytes, room))
     }
 
     fn finish(&self, writer: &mut UlpduWriter<'_, '_>) -> usize {

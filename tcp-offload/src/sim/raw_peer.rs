@@ -1,6 +1,7 @@
 //! [`RawPeer`]: one end of a connection without a TCP. The caller builds its segments one by one, valid or invalid.
 
 use crate::{
+    framing::Mulpdu,
     link::FrameWriter,
     mpa::layout::Layout,
     seq::SeqNum,
@@ -166,7 +167,7 @@ pub fn fpdu(start: u64, markers: bool, ulpdu: &[u8]) -> Vec<u8> {
     let mut memory = vec![0; (layout.end(start, ulpdu.len()) - start) as usize];
     let chunks = [&mut memory[..]].into_iter().collect();
     let mut out = FrameWriter::new(chunks, 0, usize::MAX);
-    if let Some(mut writer) = UlpduWriter::begin(&mut out, layout, start, ulpdu.len(), true) {
+    if let Some(mut writer) = UlpduWriter::begin(&mut out, layout, start, Mulpdu::of(ulpdu.len()), true) {
         writer.fill(ulpdu.len(), |offset, space| {
             for (to, from) in space.iter_mut().zip(ulpdu.iter().skip(offset)) {
                 *to = *from;

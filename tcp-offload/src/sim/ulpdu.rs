@@ -3,6 +3,7 @@
 use smallvec::smallvec;
 
 use crate::{
+    framing::Mulpdu,
     link::FrameWriter,
     mpa::layout::Layout,
     seq::StreamOffset,
@@ -46,7 +47,7 @@ pub fn pull_into<U: Ulp>(
 ) -> (Pulled, usize, StreamOffset) {
     let mut frame = FrameWriter::new(smallvec![memory], 0, usize::MAX);
     let layout = Layout { origin: start, markers: false };
-    let Some(mut writer) = UlpduWriter::begin(&mut frame, layout, start, mulpdu, false) else {
+    let Some(mut writer) = UlpduWriter::begin(&mut frame, layout, start, Mulpdu::of(mulpdu), false) else {
         return (Pulled::Nothing, 0, start);
     };
     writer.room = writer.room.min(room);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    framing::Mulpdu,
     link::FrameWriter,
     mpa::{frames::Fpdus, layout::Layout},
     sim::{SimLink, Wire, WireConfig},
@@ -89,7 +90,8 @@ fn stream(ulpdu: usize, len: usize, markers: bool) -> Vec<u8> {
     while stream.len() < len {
         let chunks = [&mut memory[..]].into_iter().collect();
         let mut out = FrameWriter::new(chunks, 0, 1 << 17);
-        let mut writer = UlpduWriter::begin(&mut out, layout, stream.len() as u64, ulpdu, true).unwrap();
+        let mut writer =
+            UlpduWriter::begin(&mut out, layout, stream.len() as u64, Mulpdu::of(ulpdu), true).unwrap();
         writer.fill(ulpdu, |_, space| space.fill(7));
         let written = writer.finish();
         drop(out);
