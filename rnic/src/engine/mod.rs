@@ -170,12 +170,17 @@ impl Engine {
     /// Runs the timers that are due and transmits as far as the link has room. Kicks the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link) {
         if self.is_due(now) {
-            self.stack.on_timer(now, link, &mut self.rnic);
-            self.reset_overdue(now);
+            self.run_timers(now, link);
         }
         self.run_deferred(now, link);
         self.stack.transmit(now, link, &mut self.rnic);
         self.run_deferred(now, link);
+    }
+
+    #[inline(never)]
+    fn run_timers(&mut self, now: Instant, link: &mut dyn Link) {
+        self.stack.on_timer(now, link, &mut self.rnic);
+        self.reset_overdue(now);
     }
 
     /// Latest time for the next call of [`Self::turn`].

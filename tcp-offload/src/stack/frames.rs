@@ -46,9 +46,14 @@ impl<U: Ulp> Stack<U> {
     /// Lets waiting connections send: one for each chunk that has become free, and at least one.
     pub(super) fn retry_waiting(&mut self, link: &dyn Link) {
         if self.turns.waiting() > 0 {
-            let freed = link.tx_available().saturating_sub(self.free_at_shortage);
-            let _ = (0..freed.clamp(1, MOST_STARVED)).all(|_| self.turns.retry_one());
+            self.retry_some(link);
         }
+    }
+
+    #[cold]
+    fn retry_some(&mut self, link: &dyn Link) {
+        let freed = link.tx_available().saturating_sub(self.free_at_shortage);
+        let _ = (0..freed.clamp(1, MOST_STARVED)).all(|_| self.turns.retry_one());
     }
 
     /// Bytes that may still be moved to the heap.

@@ -400,47 +400,67 @@ impl<U: Ulp> Stack<U> {
                 (slot.supply, starved_in_a_row) = (Supply::Dry, 0);
                 continue;
             }
-            if sent.short_of_frames {
-                self.sweep.request(now);
-            }
-            let ordinary = sent.closed.is_none() && slot.is_ordinary();
-            slot.supply = if sent.dry && ordinary { Supply::Dry } else { Supply::Unknown };
-            if !ordinary {
-                self.report_and_free(link, index, sent.closed, ulp);
-            }
-            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
-            self.timers.arm(index, slot.deadline_bound(ordinary));
-            let owes_ack = slot.has_idle_ack(self.polling);
-            if sent.starved && sent.short_of_frames {
-                self.free_at_shortage = link.tx_available();
-                self.turns.set(index, Work::Frames);
-            } else if sent.more || sent.starved {
-                self.make_ready(index);
-            } else if owes_ack && self.turns.work(index) == Work::Nothing {
-                self.turns.set(index, Work::Ack);
-            }
-            // A full link is flushed once, which collects completions. When the flush frees nothing, the rest must wait
-            // for a later turn.
-            starved_in_a_row = match sent {
-                Sent { starved: false, .. } => 0,
-                Sent { frames: 0, .. } => starved_in_a_row + 1,
-                Sent { .. } => 1,
-            };
-            match starved_in_a_row {
-                0 => {}
-                1 => {
-                    link.flush();
-                    if link.tx_available() > self.free_at_shortage {
-                        self.retry_waiting(link);
-                    }
-                }
-                _ if starved_in_a_row > self.most_starved(sent.short_of_frames) => {
-                    self.counters.starved += 1;
-                    break;
-                }
-                _ => {}
+            match self.after_sending(now, link, index, sent, starved_in_a_row, ulp) {
+                Some(starved) => starved_in_a_row = starved,
+                None => break,
             }
         }
+    }
+
+    /// Updates the tables after a connection has sent. Returns the number of connections in a row that had no room, or `None` when
+    /// the turn ends, because the link is full.
+    #[inline(never)]
+    fn after_sending(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        sent: Sent,
+        mut starved_in_a_row: usize,
+        ulp: &mut U,
+    ) -> Option<usize> {
+        if sent.short_of_frames {
+            self.sweep.request(now);
+        }
+        let Some(slot) = self.slots.get_mut(index as usize) else { return Some(starved_in_a_row) };
+        let ordinary = sent.closed.is_none() && slot.is_ordinary();
+        slot.supply = if sent.dry && ordinary { Supply::Dry } else { Supply::Unknown };
+        if !ordinary {
+            self.report_and_free(link, index, sent.closed, ulp);
+        }
+        let Some(slot) = self.slots.get_mut(index as usize) else { return Some(starved_in_a_row) };
+        self.timers.arm(index, slot.deadline_bound(ordinary));
+        let owes_ack = slot.has_idle_ack(self.polling);
+        if sent.starved && sent.short_of_frames {
+            self.free_at_shortage = link.tx_available();
+            self.turns.set(index, Work::Frames);
+        } else if sent.more || sent.starved {
+            self.make_ready(index);
+        } else if owes_ack && self.turns.work(index) == Work::Nothing {
+            self.turns.set(index, Work::Ack);
+        }
+        // A full link is flushed once, which collects completions. When the flush frees nothing, the rest must wait
+        // for a later turn.
+        starved_in_a_row = match sent {
+            Sent { starved: false, .. } => 0,
+            Sent { frames: 0, .. } => starved_in_a_row + 1,
+            Sent { .. } => 1,
+        };
+        match starved_in_a_row {
+            0 => {}
+            1 => {
+                link.flush();
+                if link.tx_available() > self.free_at_shortage {
+                    self.retry_waiting(link);
+                }
+            }
+            _ if starved_in_a_row > self.most_starved(sent.short_of_frames) => {
+                self.counters.starved += 1;
+                return None;
+            }
+            _ => {}
+        }
+        Some(starved_in_a_row)
     }
 
     /// Largest number of consecutive connections without room before the turn ends. When frames are too scarce for

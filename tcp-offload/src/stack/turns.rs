@@ -43,9 +43,41 @@ impl Place {
 /// The connections that have, or had, one kind of work.
 #[derive(Debug, Default)]
 struct List {
-    entries: VecDeque<u32>,
+    /// The first of them, apart from the others: most lists have no more, and a queue takes longer.
+    first: Option<u32>,
+    others: VecDeque<u32>,
     /// Number of connections that have this work.
     len: usize,
+}
+
+impl List {
+    #[inline]
+    fn push(&mut self, index: u32) {
+        if self.first.is_none() {
+            self.first = Some(index);
+        } else {
+            self.push_behind(index);
+        }
+    }
+
+    #[inline(never)]
+    fn push_behind(&mut self, index: u32) {
+        self.others.push_back(index);
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<u32> {
+        let first = self.first.take();
+        if !self.others.is_empty() {
+            self.advance();
+        }
+        first
+    }
+
+    #[inline(never)]
+    fn advance(&mut self) {
+        self.first = self.others.pop_front();
+    }
 }
 
 /// The lists of all kinds of work.
@@ -97,7 +129,7 @@ impl Turns {
         list.len += 1;
         if place.listed & work.bit() == 0 {
             place.listed |= work.bit();
-            list.entries.push_back(index);
+            list.push(index);
         }
     }
 
@@ -114,7 +146,7 @@ impl Turns {
     #[inline]
     fn take(&mut self, work: Work) -> Option<u32> {
         loop {
-            let index = self.lists.of_mut(work).entries.pop_front()?;
+            let index = self.lists.of_mut(work).pop()?;
             let Some(place) = self.places.get_mut(index as usize) else { continue };
             place.listed &= !work.bit();
             if place.work == work {
@@ -259,7 +291,8 @@ mod tests {
             turns.set(3, Work::Send);
             assert_eq!(turns.next_send(), Some(3));
         }
-        assert_eq!((turns.lists.of(Work::Ack).entries.len(), turns.acks()), (1, 0));
+        let list = turns.lists.of(Work::Ack);
+        assert_eq!((list.first, list.others.len(), turns.acks()), (Some(3), 0, 0));
         assert_eq!(turns.next_ack(), None);
     }
 }

@@ -9,6 +9,7 @@ use super::{
     clock::Clock,
     congestion::Window,
     marks::Marks,
+    output::Plan,
     pmtu::PathMtu,
     prediction::PlainAck,
     receiver::Receiver,
@@ -105,6 +106,8 @@ pub struct Connection {
     /// The peer's MSS.
     pub(super) snd_mss: usize,
     pub(super) emss: usize,
+    /// The plan of new segments, from the first one until [`Connection::resize`].
+    pub(super) plan: Option<Plan>,
     pub(super) marks: Marks,
     pub(super) due: Due,
     challenges: ChallengeBudget,
@@ -151,6 +154,7 @@ impl Connection {
             snd_shift: None,
             snd_mss: default_mss,
             emss: default_mss,
+            plan: None,
             marks: Marks::Off,
             due: Due::default(),
             challenges: ChallengeBudget::default(),
@@ -437,6 +441,7 @@ impl Connection {
         let tuning = tuning.clamped();
         let Tuning { dscp, hop_limit, .. } = tuning;
         Arc::make_mut(&mut self.config).apply(tuning);
+        self.plan = None;
         self.headers = Headers::new(&self.path).with_service(dscp, hop_limit);
         if let Stage::SynSent(..) | Stage::SynReceived(..) | Stage::TimeWait(..) | Stage::Closed(_) =
             self.stage

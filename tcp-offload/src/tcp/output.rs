@@ -58,8 +58,9 @@ impl Turn<'_> {
     }
 }
 
-/// What stays the same for all new segments of one call of [`Connection::transmit`].
-struct Plan {
+/// What stays the same for all new segments until the connection is [resized](Connection::resize).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
     /// Bytes of the headers.
     header: usize,
     /// See [`Link::chunk_bytes`].
@@ -68,8 +69,16 @@ struct Plan {
     left_checksum: Option<NonZeroU16>,
     /// See [`Connection::reserved_chunks`].
     reserved: usize,
-    /// The acknowledgement that they carry, once the first one was filled.
-    acknowledgement: Option<Acknowledgement>,
+}
+
+/// What precedes the new data of one call of [`Connection::transmit`].
+enum First {
+    /// Perhaps retransmissions, with this result.
+    Data(Result<(), Stopped>),
+    /// The handshake, during which no data is sent.
+    Handshake,
+    /// The end of the connection.
+    Ended,
 }
 
 /// The header fields that acknowledge what the peer has sent.
@@ -153,27 +162,13 @@ impl Connection {
     }
 
     fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut impl Source) -> Result<(), Stopped> {
-        if self.due.any() {
-            self.transmit_resets(turn)?;
-        }
-        if self.marks.boundary().is_some() {
-            self.transmit_boundaries(turn)?;
-        }
+        let first = if self.sends_new_first() { First::Data(Ok(())) } else { self.transmit_first(turn)? };
         let mut data = Ok(());
-        match self.stage {
-            Stage::Closed(_) => return Ok(()),
-            Stage::SynSent(_, Sending::Finished) => {
-                self.end(CloseReason::Graceful);
-                return Ok(());
-            }
-            Stage::SynSent(syn, _) if syn.due => self.transmit_syn(turn, syn, false)?,
-            Stage::SynReceived(syn, _) if syn.due => self.transmit_syn(turn, syn, true)?,
-            Stage::SynSent(..) | Stage::SynReceived(..) => {}
-            _ => {
-                if self.tx.wants_to_retransmit() {
-                    data = self.retransmit(turn);
-                }
-                data = data.and_then(|()| self.transmit_new(turn, source));
+        match first {
+            First::Ended => return Ok(()),
+            First::Handshake => {}
+            First::Data(before) => {
+                data = before.and_then(|()| self.transmit_new(turn, source));
                 if data == Err(Stopped::Room) {
                     return data;
                 }
@@ -188,6 +183,39 @@ impl Connection {
             self.transmit_ack(turn)?;
         }
         data
+    }
+
+    /// Whether nothing precedes new data: the usual case.
+    #[inline]
+    fn sends_new_first(&self) -> bool {
+        matches!(self.stage, Stage::Established(_))
+            && !self.due.any()
+            && self.marks.boundary().is_none()
+            && !self.tx.wants_to_retransmit()
+    }
+
+    /// Sends what precedes new data.
+    #[inline(never)]
+    fn transmit_first(&mut self, turn: &mut Turn<'_>) -> Result<First, Stopped> {
+        if self.due.any() {
+            self.transmit_resets(turn)?;
+        }
+        if self.marks.boundary().is_some() {
+            self.transmit_boundaries(turn)?;
+        }
+        match self.stage {
+            Stage::Closed(_) => return Ok(First::Ended),
+            Stage::SynSent(_, Sending::Finished) => {
+                self.end(CloseReason::Graceful);
+                return Ok(First::Ended);
+            }
+            Stage::SynSent(syn, _) if syn.due => self.transmit_syn(turn, syn, false)?,
+            Stage::SynReceived(syn, _) if syn.due => self.transmit_syn(turn, syn, true)?,
+            Stage::SynSent(..) | Stage::SynReceived(..) => {}
+            _ if self.tx.wants_to_retransmit() => return Ok(First::Data(self.retransmit(turn))),
+            _ => return Ok(First::Data(Ok(()))),
+        }
+        Ok(First::Handshake)
     }
 
     // ----- control segments -----
@@ -303,6 +331,7 @@ impl Connection {
     }
 
     /// Sends a bare ACK with all SACK blocks that fit.
+    #[inline(never)]
     fn transmit_ack(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let seq = self.tx.bare_seq();
         let mut fields = self.fields(turn.now, seq, ACK);
@@ -320,6 +349,7 @@ impl Connection {
     /// Sends a keepalive or window probe: no payload, and a sequence number one below `SND.UNA`, so that no FPDU is
     /// ever cut. The peer must answer a segment outside its window with an ACK (RFC 9293 section 3.10.7.4), which
     /// carries its window.
+    #[inline(never)]
     fn transmit_empty_probe(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let seq = self.tx.seq_at(self.tx.una()).sub(1);
         let fields = self.fields(turn.now, seq, ACK);
@@ -349,14 +379,21 @@ impl Connection {
             End::Limit(_) | End::DoesNotFit { .. } if !source.has_data() => End::Dry,
             end => end,
         };
-        match end {
+        if let End::Dry = end {
+            turn.sent.dry = true;
+            return self.nothing_new(turn);
+        }
+        self.ended_by(turn, &end)
+    }
+
+    /// Handles the reason why no more new segments were sent, unless the source has no more data.
+    #[inline(never)]
+    fn ended_by(&mut self, turn: &mut Turn<'_>, end: &End) -> Result<(), Stopped> {
+        match *end {
             End::Finished if self.tx.usable() > 0 => self.transmit_fin(turn),
             End::Finished => self.stopped_by(turn, Limit::Window),
             End::Limit(limit) => self.stopped_by(turn, limit),
-            End::Dry => {
-                turn.sent.dry = true;
-                self.nothing_new(turn)
-            }
+            End::Dry => self.nothing_new(turn),
             End::DoesNotFit { room } => {
                 if room < self.emss && self.tx.queue.is_empty() {
                     self.persist(turn)?;
@@ -377,7 +414,8 @@ impl Connection {
         }
         let mut has_data = source.may_have_data();
         let searches_mtu = self.mtu.is_searching(turn.now);
-        let mut plan = self.plan(turn.link);
+        let plan = self.plan(turn.link);
+        let mut acknowledgement = None;
         while has_data {
             let probe = self.due.loss_probe;
             let free = turn.link.tx_available();
@@ -394,7 +432,7 @@ impl Connection {
             if free < plan.reserved + chunks_of(plan.chunk_bytes, plan.header + room) {
                 return Err(turn.no_frame());
             }
-            match self.fill(turn, source, room, &mut plan)? {
+            match self.fill(turn, source, room, plan, &mut acknowledgement)? {
                 Filled::Segment { len, more } => {
                     if len > self.emss {
                         self.mtu_probe_sent(len);
@@ -415,13 +453,22 @@ impl Connection {
         Ok(End::Dry)
     }
 
-    /// The plan of the new segments of one call.
+    /// The plan of new segments.
     #[inline]
-    fn plan(&self, link: &dyn Link) -> Plan {
+    fn plan(&mut self, link: &dyn Link) -> Plan {
+        if let Some(plan) = self.plan {
+            debug_assert_eq!(plan, self.new_plan(link));
+            return plan;
+        }
+        *self.plan.insert(self.new_plan(link))
+    }
+
+    #[inline(never)]
+    fn new_plan(&self, link: &dyn Link) -> Plan {
         let chunk_bytes = link.chunk_bytes();
         let reserved = self.reserved_chunks(chunk_bytes);
         let left_checksum = self.headers.left_checksum(link);
-        Plan { header: self.header_bytes(), chunk_bytes, left_checksum, reserved, acknowledgement: None }
+        Plan { header: self.header_bytes(), chunk_bytes, left_checksum, reserved }
     }
 
     /// Ends the sending of new data: F-RTO and the tail loss probe fall back to retransmission.
@@ -486,13 +533,14 @@ impl Connection {
     }
 
     /// Builds and sends one new segment from `source`. It is pushed if there is no data for another one (RFC 9293 section
-    /// 3.9.1.2).
+    /// 3.9.1.2). All segments of one call carry the `acknowledgement` of the first one.
     fn fill(
         &mut self,
         turn: &mut Turn<'_>,
         source: &mut impl Source,
         room: usize,
-        plan: &mut Plan,
+        plan: Plan,
+        acknowledgement: &mut Option<Acknowledgement>,
     ) -> Result<Filled, Stopped> {
         let (offset, header) = (self.tx.nxt(), plan.header);
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
@@ -514,9 +562,9 @@ impl Connection {
         let sum =
             if plan.left_checksum.is_none() { payload_sum(&writer, header, len) } else { Sum::default() };
         self.tx.before_new_data(turn.now);
-        let acknowledgement = match plan.acknowledgement {
+        let acknowledgement = match *acknowledgement {
             Some(known) => known,
-            None => *plan.acknowledgement.insert(self.acknowledgement(turn.now)),
+            None => *acknowledgement.insert(self.acknowledgement(turn.now)),
         };
         let flags = Flags { psh: !more, ..self.data_flags(true) };
         // Only a new segment is ECN-capable (RFC 3168 section 6.1.5).

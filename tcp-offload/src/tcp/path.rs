@@ -50,6 +50,7 @@ impl Connection {
         let path = usize::from(self.mtu.bytes()).saturating_sub(self.fixed_headers());
         let most = self.snd_mss.min(path).saturating_sub(self.option_bytes());
         self.emss = most.min(self.most_in_window()).max(LEAST_EMSS);
+        self.plan = None;
         self.tx.resize(self.emss, &self.config);
     }
 
@@ -134,6 +135,7 @@ impl Connection {
     }
 
     /// Payload bytes of the next path MTU probe, if one may be sent now (RFC 4821 section 7.4).
+    #[inline(never)]
     pub(super) fn probe_room(&mut self, now: Instant) -> Option<usize> {
         if !self.mtu.is_searching(now) || !self.config.path_mtu.probing || !self.tx.may_probe_mtu(now) {
             return None;
@@ -146,6 +148,7 @@ impl Connection {
     }
 
     /// Records that a path MTU probe with `payload` bytes was sent.
+    #[inline(never)]
     pub(super) fn mtu_probe_sent(&mut self, payload: usize) {
         self.counters.mtu_probes += 1;
         let size = self.packet_bytes(payload as u64);

@@ -31,6 +31,7 @@ impl Connection {
         self.tx.queue.front().map(|entry| entry.first_sent)
     }
 
+    #[inline(never)]
     pub(super) fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         while let Some(index) = self.tx.next_resend() {
             self.resend(turn, index)?;
@@ -44,6 +45,7 @@ impl Connection {
         if self.due.loss_probe { self.probe_with_last(turn) } else { Ok(()) }
     }
 
+    #[inline(never)]
     fn probe_with_last(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if self.tx.give_up_last_probe() {
             self.retransmit(turn)?;
@@ -58,6 +60,7 @@ impl Connection {
         Ok(())
     }
 
+    #[inline(never)]
     pub(super) fn probe_sent(&mut self, now: Instant, is_retrans: bool) {
         self.counters.tlp_probes += 1;
         self.due.loss_probe = false;
