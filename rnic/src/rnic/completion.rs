@@ -3,11 +3,12 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
@@ -126,19 +127,13 @@ impl CompletionRing {
         }
     }
 
-    #[inline]
-    fn lock(&self) -> MutexGuard<'_, Ring> {
-        // No code panics while it holds the lock.
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Removes and returns the oldest entry.
     #[inline]
     pub fn pop(&self) -> Option<WorkCompletion> {
         if self.is_empty() {
             return None;
         }
-        self.lock().pop(&self.len)
+        self.ring.lock().pop(&self.len)
     }
 
     /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.
@@ -168,7 +163,7 @@ impl CompletionRing {
         if self.is_empty() {
             return 0;
         }
-        let mut ring = self.lock();
+        let mut ring = self.ring.lock();
         let before = self.len();
         out.extend(std::iter::from_fn(|| ring.pop(&self.len)).take(max));
         before - self.len()
@@ -188,7 +183,7 @@ impl CompletionRing {
 
     /// Number of entries that the queue has room for.
     pub fn capacity(&self) -> usize {
-        self.lock().capacity
+        self.ring.lock().capacity
     }
 
     /// Whether an entry was lost because the queue was full. The queue then takes no more entries, and its queue
@@ -202,14 +197,14 @@ impl CompletionRing {
     /// with `solicited_only` does not narrow an earlier request for any entry.
     pub fn arm(&self, solicited_only: bool) {
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Any };
-        let mut ring = self.lock();
+        let mut ring = self.ring.lock();
         ring.armed = ring.armed.max(wanted);
     }
 
     /// Records whether the owner runs the engine itself and will poll afterwards: entries then notify nobody, and an
     /// armed queue stays armed.
     pub fn attend(&self, attends: bool) {
-        self.lock().attended = attends;
+        self.ring.lock().attended = attends;
     }
 
     /// Adds an entry. Returns whether the owner was notified, or attends to an armed queue. After the first entry that
@@ -219,7 +214,7 @@ impl CompletionRing {
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
         let worth =
             if entry.solicited || entry.status != WcStatus::Success { Armed::Solicited } else { Armed::Any };
-        let mut guard = self.lock();
+        let mut guard = self.ring.lock();
         let (ring, len) = (&mut *guard, self.len());
         let slot = if len >= ring.capacity || self.overflowed() {
             None
@@ -250,7 +245,7 @@ impl CompletionRing {
     /// Changes the number of entries that the ring has room for. The error is the number of waiting entries when
     /// `capacity` is too small for them.
     pub(crate) fn resize(&self, capacity: u32) -> Result<(), usize> {
-        let mut ring = self.lock();
+        let mut ring = self.ring.lock();
         let waiting = self.len();
         if waiting > capacity as usize {
             return Err(waiting);
@@ -264,7 +259,7 @@ impl CompletionRing {
     /// Notifies the owner if the queue is armed, unless the owner attends to it; returns whether it was armed.
     #[cold]
     pub(crate) fn fire(&self) -> bool {
-        let mut ring = self.lock();
+        let mut ring = self.ring.lock();
         if ring.attended {
             return ring.armed != Armed::No;
         }

@@ -1,9 +1,8 @@
 //! [`ReceivePool`]: the receives of a shared receive queue, from which the queue pairs of all engines of a device take.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
 
 use super::{EngineSet, PostError, RecvRequest, SrqAttributes, SrqId, receive_queue::Receive, work::PdId};
 
@@ -36,11 +35,6 @@ impl ReceivePool {
         Self { id, pd, max_sge, pool: Mutex::new(pool) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pool> {
-        // No code panics while it holds the lock.
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The identifier of the queue.
     pub fn id(&self) -> SrqId {
         self.id
@@ -48,13 +42,13 @@ impl ReceivePool {
 
     /// The current attributes.
     pub fn attributes(&self) -> SrqAttributes {
-        let Pool { max_wr, limit, .. } = *self.lock();
+        let Pool { max_wr, limit, .. } = *self.pool.lock();
         SrqAttributes { pd: self.pd, max_wr, max_sge: self.max_sge, limit }
     }
 
     /// Number of receives that are posted and not taken.
     pub fn len(&self) -> usize {
-        self.lock().receives.len()
+        self.pool.lock().receives.len()
     }
 
     /// Whether no receive is posted.
@@ -66,7 +60,7 @@ impl ReceivePool {
     /// because queue pairs wait there.
     pub fn post(&self, request: &RecvRequest<'_>) -> Result<EngineSet, PostError> {
         let receive = Receive::new(request, self.max_sge)?;
-        let mut pool = self.lock();
+        let mut pool = self.pool.lock();
         if pool.receives.len() >= pool.max_wr as usize {
             return Err(PostError::QueueFull(pool.max_wr));
         }
@@ -76,7 +70,7 @@ impl ReceivePool {
 
     /// Changes the size. The error is the number of posted receives when `max_wr` is too small for them.
     pub(crate) fn resize(&self, max_wr: u32) -> Result<(), usize> {
-        let mut pool = self.lock();
+        let mut pool = self.pool.lock();
         if pool.receives.len() > max_wr as usize {
             return Err(pool.receives.len());
         }
@@ -86,7 +80,7 @@ impl ReceivePool {
 
     /// Arms the limit event. Returns whether the caller must raise it, because fewer receives are left already.
     pub(crate) fn arm_limit(&self, limit: u32) -> bool {
-        let mut pool = self.lock();
+        let mut pool = self.pool.lock();
         pool.limit = limit;
         pool.falls_below_limit()
     }
@@ -94,7 +88,7 @@ impl ReceivePool {
     /// The oldest receive, for a message that is due; with `early`, for a queue pair that holds so many receives for messages
     /// that are not due, and wants another one of these. Also returns whether the caller must raise the limit event.
     pub(super) fn take(&self, early: Option<usize>) -> (Option<Receive>, bool) {
-        let mut pool = self.lock();
+        let mut pool = self.pool.lock();
         if early.is_some_and(|early| early >= pool.early_share(early)) {
             return (None, false);
         }
@@ -104,7 +98,7 @@ impl ReceivePool {
 
     /// Whether a receive is posted. If none is, the next post returns `engine`.
     pub(crate) fn has_receive_for(&self, engine: u16) -> bool {
-        let mut pool = self.lock();
+        let mut pool = self.pool.lock();
         let has = !pool.receives.is_empty();
         if !has {
             pool.waiting.insert(engine);
@@ -118,17 +112,17 @@ impl ReceivePool {
 
     /// Number of queue pairs that use the pool.
     pub(crate) fn users(&self) -> usize {
-        self.lock().users
+        self.pool.lock().users
     }
 
     /// Counts a queue pair that begins to use the pool.
     pub(crate) fn add_user(&self) {
-        self.lock().users += 1;
+        self.pool.lock().users += 1;
     }
 
     /// Counts a queue pair that ends.
     pub(crate) fn remove_user(&self) {
-        self.lock().users -= 1;
+        self.pool.lock().users -= 1;
     }
 }
 

@@ -5,10 +5,11 @@
 //! engine when it takes this one, never the other way round.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU16, Ordering},
 };
 
+use parking_lot::Mutex;
 use xwarp_tcp::secret::Secret;
 
 use super::{
@@ -96,11 +97,6 @@ impl Registry {
         self.engines.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Objects> {
-        // No code panics while it holds the lock.
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The limits of objects and queue sizes.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -108,22 +104,22 @@ impl Registry {
 
     /// Number of regions, including fast regions.
     pub(crate) fn regions(&self) -> u32 {
-        self.lock().keys.regions()
+        self.objects.lock().keys.regions()
     }
 
     /// The grant of a tag, if it is valid.
     pub(crate) fn grant(&self, stag: STag) -> Option<Arc<Grant>> {
-        self.lock().keys.grant(stag)
+        self.objects.lock().keys.grant(stag)
     }
 
     /// Calls `f` with the key table.
     pub(crate) fn with_keys<R>(&self, f: impl FnOnce(&mut KeyTable) -> R) -> R {
-        f(&mut self.lock().keys)
+        f(&mut self.objects.lock().keys)
     }
 
     /// See [`KeyTable::invalidate_remotely`].
     pub(crate) fn invalidate_remotely(&self, user: User, stag: STag) -> Result<(), RdmapError> {
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let alone = objects.domains.get(user.pd).is_some_and(|domain| domain.qps == 1);
         objects.keys.invalidate_remotely(user, stag, alone)
     }
@@ -132,14 +128,14 @@ impl Registry {
     pub fn alloc_pd(&self) -> Result<PdId, ResourceError> {
         let limit = self.limits.max_pd;
         let object = Object::ProtectionDomain;
-        let pd = self.lock().domains.insert_with(|_| Domain::default());
+        let pd = self.objects.lock().domains.insert_with(|_| Domain::default());
         pd.ok_or(ResourceError::TooMany { object, limit })
     }
 
     /// Destroys an unused protection domain.
     pub fn dealloc_pd(&self, pd: PdId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::ProtectionDomain);
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let domain = objects.domains.get(pd).ok_or(unknown)?;
         let users = domain.keys + domain.srqs + domain.qps;
         if users > 0 {
@@ -184,7 +180,7 @@ impl Registry {
         limit: u32,
         insert: impl FnOnce(&mut KeyTable) -> Option<STag>,
     ) -> Result<STag, ResourceError> {
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let Objects { domains, keys, qps, .. } = &mut *objects;
         if stream.is_some_and(|qp| qps.get(qp) != Some(&pd)) {
             return Err(ResourceError::Unknown(Object::QueuePair));
@@ -197,20 +193,20 @@ impl Registry {
 
     /// Deregisters a region, fast or not. Fails while windows are bound to the region; see [`Self::revoke`].
     pub fn deregister(&self, key: STag) -> Result<(), ResourceError> {
-        self.lock().deregister(key)
+        self.objects.lock().deregister(key)
     }
 
     /// Deregisters a region and ends the access of the windows that are bound to it. The key gives no access any
     /// longer, even to work that was posted before. Accesses in progress have ended when
     /// [`forget`](super::Rnic::forget) has been called for each engine; until then the memory must not be reused.
     pub fn revoke(&self, key: STag) -> Result<(), ResourceError> {
-        self.lock().revoke(key)
+        self.objects.lock().revoke(key)
     }
 
     /// Destroys a window, bound or not. As with [`Self::revoke`], accesses in progress have ended when `forget` has
     /// been called for each engine.
     pub fn dealloc_window(&self, key: STag) -> Result<(), ResourceError> {
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let pd = objects.keys.remove_window(key);
         objects.key_removed(key, pd)
     }
@@ -226,13 +222,13 @@ impl Registry {
         let ring = Arc::new(CompletionRing::new(capacity, notify));
         let cq = Cq { ring: ring.clone(), users: 0 };
         let full = ResourceError::TooMany { object: Object::CompletionQueue, limit: self.limits.max_cq };
-        Ok((self.lock().cqs.insert_with(|_| cq).ok_or(full)?, ring))
+        Ok((self.objects.lock().cqs.insert_with(|_| cq).ok_or(full)?, ring))
     }
 
     /// Changes the capacity of a completion queue. Handles to its ring stay valid, and waiting entries are kept.
     pub fn resize_cq(&self, cq: CqId, capacity: u32) -> Result<(), ResourceError> {
         attribute("cqe", capacity, self.limits.max_cqe)?;
-        let objects = self.lock();
+        let objects = self.objects.lock();
         let cq = objects.cqs.get(cq).ok_or(ResourceError::Unknown(Object::CompletionQueue))?;
         cq.ring.resize(capacity).map_err(|waiting| ResourceError::InUse(Object::CompletionQueue, waiting))
     }
@@ -240,7 +236,7 @@ impl Registry {
     /// Destroys a completion queue that no queue pair uses.
     pub fn destroy_cq(&self, cq: CqId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::CompletionQueue);
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         match objects.cqs.get(cq).ok_or(unknown)?.users {
             0 => objects.cqs.remove(cq).map(|_| ()).ok_or(unknown),
             users => Err(ResourceError::InUse(Object::CompletionQueue, users)),
@@ -252,7 +248,7 @@ impl Registry {
         let limits = &self.limits;
         attribute("max_wr", attributes.max_wr, limits.max_srq_wr)?;
         attribute("max_sge", attributes.max_sge, limits.max_sge)?;
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let Objects { domains, srqs, .. } = &mut *objects;
         let unknown = ResourceError::Unknown(Object::ProtectionDomain);
         let domain = domains.get_mut(attributes.pd).ok_or(unknown)?;
@@ -265,7 +261,7 @@ impl Registry {
     /// A shared receive queue.
     pub fn srq(&self, srq: SrqId) -> Result<Arc<ReceivePool>, ResourceError> {
         let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
-        self.lock().srqs.get(srq).map(Arc::clone).ok_or(unknown)
+        self.objects.lock().srqs.get(srq).map(Arc::clone).ok_or(unknown)
     }
 
     /// Changes the capacity of a shared receive queue.
@@ -278,7 +274,7 @@ impl Registry {
     /// Destroys a shared receive queue that no queue pair uses; posted receives are dropped without completions.
     pub fn destroy_srq(&self, srq: SrqId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let users = objects.srqs.get(srq).ok_or(unknown)?.users();
         if users > 0 {
             return Err(ResourceError::InUse(Object::SharedReceiveQueue, users));
@@ -292,7 +288,7 @@ impl Registry {
 
     /// Gives a new queue pair its id, its completion rings and its shared receive queue.
     pub(crate) fn add_qp(&self, attributes: &QpAttributes) -> Result<NewQueuePair, ResourceError> {
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let unknown_cq = ResourceError::Unknown(Object::CompletionQueue);
         let send_ring = objects.cqs.get(attributes.send_cq).ok_or(unknown_cq)?.ring.clone();
         let recv_ring = objects.cqs.get(attributes.recv_cq).ok_or(unknown_cq)?.ring.clone();
@@ -316,7 +312,7 @@ impl Registry {
 
     /// Ends the id of a destroyed queue pair, and the windows of its stream.
     pub(crate) fn remove_qp(&self, qp: QpId, attributes: &QpAttributes) {
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         objects.qps.remove(qp);
         objects.count_qp(attributes, |users| *users -= 1);
         if let Some(receives) = attributes.srq.and_then(|srq| objects.srqs.get(srq)) {
@@ -327,7 +323,7 @@ impl Registry {
 
     /// Notifies the owners of all completion queues.
     pub(crate) fn fire_all(&self) {
-        for cq in self.lock().cqs.iter() {
+        for cq in self.objects.lock().cqs.iter() {
             cq.ring.fire();
         }
     }
