@@ -122,6 +122,7 @@ const ACK: Flags =
 
 impl Connection {
     /// Sends pending segments, at most `room` frames: control segments, retransmissions, new data from `source`, ACKs.
+    #[inline(never)]
     pub fn transmit(
         &mut self,
         now: Instant,
