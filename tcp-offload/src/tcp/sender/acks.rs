@@ -144,13 +144,17 @@ impl Sender {
         self.update_window(seq, number, window.into());
         let mut delivery = Delivery { original: true, ..Delivery::default() };
         let (rack, prober) = (&mut self.rack, &mut self.prober);
-        let mut note = |entry: &SentSegment| {
-            rack.delivered(now, entry, false, None);
-            prober.delivered(entry.end, entry.bytes());
-            delivery.bytes += entry.bytes();
-            delivery.sample_original = delivery.sample_original.max(Some(entry.sent));
-        };
-        while let Some(payload) = self.queue.pop_acked(number, &mut note) {
+        let mut end = self.una;
+        // The number is usually the end of a segment, and the one behind it need not be looked at.
+        while end < number
+            && let Some(payload) = self.queue.pop_acked(number, |entry| {
+                end = entry.end;
+                rack.delivered(now, entry, false, None);
+                prober.delivered(entry.end, entry.bytes());
+                delivery.bytes += entry.bytes();
+                delivery.sample_original = delivery.sample_original.max(Some(entry.sent));
+            })
+        {
             payload.release(link);
         }
         let acked = number - self.una;
