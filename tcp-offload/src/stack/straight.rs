@@ -106,7 +106,8 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// Updates the tables after expected segments of connection `index`, whose timers were not due before `bound`.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each of its two callers knows some of the arguments")]
+    #[inline(always)]
     pub(super) fn after_expected(
         &mut self,
         now: Instant,
