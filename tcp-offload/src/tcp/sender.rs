@@ -264,7 +264,8 @@ impl Sender {
 
     /// Rearms the timers of RFC 6298 section 5 and RFC 8985 section 8. The retransmission time-out stays armed in
     /// addition to the two shorter ones; the first to fire decides.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each caller knows what has happened")]
+    #[inline(always)]
     pub(super) fn arm(&mut self, now: Instant, timers: &mut Timers, config: &TcpConfig, after: After) {
         if self.queue.is_empty() {
             timers.disarm(Timer::Retransmit);
