@@ -256,3 +256,26 @@ impl ReceiveQueue {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receives_keep_their_order_when_the_number_of_the_next_message_wraps_and_places_are_added() {
+        let (mut queue, mut events) = (ReceiveQueue::own(1500, 1), Events::default());
+        queue.head = u32::MAX - 700;
+        for wr_id in 0..1500 {
+            queue.post(&RecvRequest { wr_id, scatter: &[] }).unwrap();
+        }
+        assert_eq!(
+            (queue.len(), queue.post(&RecvRequest { wr_id: 0, scatter: &[] })),
+            (1500, Err(PostError::QueueFull(1500)))
+        );
+        for wr_id in 0..1500 {
+            let last = queue.bind(1499 - wr_id as u32, &mut events).map(|receive| receive.wr_id);
+            assert_eq!((last, queue.complete()), (Some(1499), Some(wr_id)));
+        }
+        assert_eq!((queue.len(), queue.complete()), (0, None));
+    }
+}
