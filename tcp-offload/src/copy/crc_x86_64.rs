@@ -84,7 +84,7 @@ fn sum_long(crc: u32, bytes: &[u8]) -> u32 {
     match level() {
         // SAFETY: the processor has the instructions.
         FOLD_512 if bytes.len() >= 4 * VECTOR_512 => (sum, rest) = unsafe { folded_512(sum, bytes) },
-        FOLD_512 | FOLD_256 if bytes.len() >= 4 * VECTOR_256 => {
+        FOLD_512 | FOLD_256 => {
             // SAFETY: as above.
             (sum, rest) = unsafe { folded_256(sum, bytes) }
         }

@@ -31,7 +31,7 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slot(conn) else { return };
         slot.tcp.catch_up(now, link);
         if slot.is_ordinary() {
-            // The segment was an expected one. No timer is known to have been armed since.
+            // The segment was an expected one. The stack has not learnt of the deadlines since then.
             self.after_expected(now, link, conn.index, None, ulp);
         } else {
             self.after_change(now, link, conn.index, None, ulp);

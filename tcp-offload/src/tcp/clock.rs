@@ -47,15 +47,9 @@ impl Clock {
     /// number sent.
     pub(super) fn update(&mut self, now: Instant, timestamps: Timestamps) {
         if self.recent_at.is_none() || !self.is_old(now, timestamps) {
-            self.replace(now, timestamps);
+            self.recent = timestamps.value;
+            self.recent_at = Some(now);
         }
-    }
-
-    /// [`Self::update`] with timestamps that are known not to be [old](Self::is_old).
-    #[inline]
-    pub(super) fn replace(&mut self, now: Instant, timestamps: Timestamps) {
-        self.recent = timestamps.value;
-        self.recent_at = Some(now);
     }
 
     /// Whether `echo` is the timestamp of a segment sent before `sent`. The resolution is one tick.

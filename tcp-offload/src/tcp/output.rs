@@ -58,7 +58,7 @@ impl Turn<'_> {
     }
 }
 
-/// What stays the same for all new segments until the connection is [resized](Connection::resize).
+/// What stays the same for all new segments until the connection is [resized](Connection::resize) or tuned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Bytes of the headers.

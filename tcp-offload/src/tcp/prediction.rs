@@ -67,15 +67,8 @@ impl Connection {
     pub(super) fn note_predicted(&mut self, now: Instant, segment: &PlainSegment) {
         self.counters.segments_in += 1;
         self.note_life(now);
-        if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.timestamps)
-            && segment.seq.at_or_before(self.last_ack_sent)
-        {
-            clock.replace(now, stamp);
-        }
-        if self.marks.is_on() {
-            let owed = self.ack.is_owed();
-            self.marks.received(segment.ecn, false, segment.payload_len, owed, self.rx.next());
-        }
+        self.learn_timestamp(now, segment.seq, segment.timestamps);
+        self.marks.received(segment.ecn, false, segment.payload_len, self.ack.is_owed(), self.rx.next());
         self.rx.note_length(segment.payload_len);
     }
 

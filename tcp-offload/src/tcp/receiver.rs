@@ -68,10 +68,8 @@ pub(super) struct Receiver {
     /// The window while the framing layer holds nothing, and its upper limit.
     buffer: u64,
     buffer_max: u64,
-    /// The start of the current count of arrivals, and the bytes received until then.
+    /// The end of the shortest period of the current count of arrivals, and the bytes received before its start.
     counted: Option<(Instant, u64)>,
-    /// The end of the shortest period of that count.
-    count_until: Instant,
     /// Bytes that the framing layer holds.
     held: u64,
     shift: u8,
@@ -97,7 +95,6 @@ impl Receiver {
             buffer: buffer.into(),
             buffer_max: buffer_max.into(),
             counted: None,
-            count_until: Instant::ZERO,
             held: 0,
             shift,
             ranges: Vec::new(),
@@ -327,7 +324,8 @@ impl Receiver {
     /// congestion window. `bytes` is the total received so far.
     #[inline]
     pub(super) fn grow(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
-        if self.buffer < self.buffer_max && now >= self.count_until {
+        let early = self.counted.is_some_and(|(until, _)| now < until);
+        if self.buffer < self.buffer_max && !early {
             self.grow_after_period(now, rtt, bytes);
         }
     }
@@ -335,17 +333,16 @@ impl Receiver {
     #[inline(never)]
     fn grow_after_period(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
         let Some(rtt) = rtt() else { return };
-        let (since, before) = *self.counted.get_or_insert((now, bytes));
-        self.count_until = since + GROWTH_PERIOD;
-        let period = now.since(since);
+        let next = now + GROWTH_PERIOD;
+        let (until, before) = *self.counted.get_or_insert((next, bytes));
+        let period = next.since(until);
         if period < rtt.max(GROWTH_PERIOD) {
             return;
         }
         let of_round = u128::from(bytes - before) * rtt.as_nanos() / period.as_nanos();
         let wanted = u64::try_from(of_round).unwrap_or(u64::MAX).saturating_mul(GROWTH);
         self.buffer = wanted.clamp(self.buffer, self.buffer_max);
-        self.counted = Some((now, bytes));
-        self.count_until = now + GROWTH_PERIOD;
+        self.counted = Some((next, bytes));
     }
 
     /// Records that the framing layer holds `bytes`. Returns whether a window update should be sent, because the window
