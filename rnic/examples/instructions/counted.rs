@@ -41,6 +41,8 @@ pub struct Scenario {
     /// Over IPv6.
     v6: bool,
     mtu: u16,
+    /// TCP checksums are left to the link, as on a veth.
+    offload: bool,
     /// Bytes of a chunk; `None`: frames have one chunk.
     chunk: Option<usize>,
     len: usize,
@@ -68,13 +70,23 @@ enum Kind {
 const CHUNK: usize = 3840;
 
 /// All scenarios, in the order of the report.
-pub const SCENARIOS: [Scenario; 8] = [
+pub const SCENARIOS: [Scenario; 10] = [
     small("send-64", "Sends of 64 bytes, ping-pong: one way", Kind::Send, 1),
     small("write-64", "RDMA Writes of 64 bytes, ping-pong: one way", Kind::Write, 1),
     Scenario {
         v6: true,
         ..small("send-64-v6", "Sends of 64 bytes over IPv6, ping-pong: one way", Kind::Send, 1)
     },
+    Scenario {
+        offload: true,
+        ..small(
+            "send-64-offload",
+            "The Sends over IPv4, with checksums left to the link as on a veth",
+            Kind::Send,
+            1,
+        )
+    },
+    Scenario { offload: true, ..small("write-64-offload", "The Writes, likewise", Kind::Write, 1) },
     small("sends-64", "Sends of 64 bytes in one direction, 64 in flight", Kind::Send, DEPTH),
     small("writes-64", "RDMA Writes of 64 bytes in one direction, 64 in flight", Kind::Write, DEPTH),
     large("frame-1500", "RDMA Writes of 64 KiB in one direction at an MTU of 1500, 16 in flight", 1500),
@@ -94,6 +106,7 @@ const fn small(name: &'static str, what: &'static str, kind: Kind, depth: usize)
         unit: Unit::Message,
         v6: false,
         mtu: 1500,
+        offload: false,
         chunk: None,
         len: SMALL,
         kind,
@@ -109,6 +122,7 @@ const fn large(name: &'static str, what: &'static str, mtu: u16) -> Scenario {
         unit: Unit::Frame,
         v6: false,
         mtu,
+        offload: false,
         chunk: None,
         len: LARGE,
         kind: Kind::Write,
@@ -203,7 +217,7 @@ impl Pair {
     /// Connects two engines for `scenario`, and lets some of its traffic pass.
     pub fn new(scenario: Scenario, framing: &FramingConfig) -> Self {
         let frame_bytes = usize::from(scenario.mtu) + ETHERNET;
-        let links = cable(scenario.chunk.unwrap_or(frame_bytes), frame_bytes);
+        let links = cable(scenario.chunk.unwrap_or(frame_bytes), frame_bytes, scenario.offload);
         let mut ends = links.map(|link| End::new(link, framing.clone()));
         let [near, far] = &mut ends;
         let mut now = Instant::ZERO;

@@ -25,6 +25,8 @@ pub struct MemoryLink {
     /// Bytes of a chunk and of the longest frame.
     chunk_bytes: usize,
     frame_bytes: usize,
+    /// Whether checksums are left to the link, and not needed because the peer is on the same machine.
+    offloads_checksums: bool,
     tx: Vec<Box<[u8]>>,
     tx_free: Vec<u32>,
     rx: Vec<Received>,
@@ -33,12 +35,14 @@ pub struct MemoryLink {
     to_peer: Arc<Mutex<Direction>>,
 }
 
-/// The two ends of a cable for frames of at most `frame_bytes` bytes in chunks of `chunk_bytes`.
-pub fn cable(chunk_bytes: usize, frame_bytes: usize) -> [MemoryLink; 2] {
+/// The two ends of a cable for frames of at most `frame_bytes` bytes in chunks of `chunk_bytes`. Like a veth, it may have
+/// partial checksums arrive as they are sent.
+pub fn cable(chunk_bytes: usize, frame_bytes: usize, offloads_checksums: bool) -> [MemoryLink; 2] {
     let directions: [Arc<Mutex<Direction>>; 2] = Default::default();
     [0, 1].map(|end| MemoryLink {
         chunk_bytes,
         frame_bytes,
+        offloads_checksums,
         tx: (0..FRAMES).map(|_| memory(frame_bytes)).collect(),
         tx_free: (0..FRAMES as u32).rev().collect(),
         rx: (0..FRAMES).map(|_| (memory(0), 0)).collect(),
@@ -56,6 +60,11 @@ impl Link for MemoryLink {
     #[inline(never)]
     fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
+    }
+
+    #[inline(never)]
+    fn offloads_checksums(&self) -> bool {
+        self.offloads_checksums
     }
 
     #[inline(never)]
