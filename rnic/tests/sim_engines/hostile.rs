@@ -1,7 +1,7 @@
 //! An engine between an honest engine and a hostile host, for hours of virtual time: the honest connection is served,
 //! no receive completes with bytes that were not sent, and every queue pair is notified of the end of its connection.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, ops::Add, sync::Arc, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_rnic::{
@@ -17,6 +17,7 @@ use xwarp_tcp::{
     framing::AcceptParams,
     link::Link,
     sim::{Faults, HostileConfig, HostileHost, Node, Purpose, SimLink, Wire, WireConfig, run_for, run_seeds},
+    stack::Polling,
     time::Instant,
 };
 
@@ -78,6 +79,8 @@ struct Host {
     /// Receives that completed, and connections that ended.
     received: u64,
     ended: u64,
+    /// Turns that have postponed work.
+    postponed: u64,
 }
 
 impl Host {
@@ -91,7 +94,21 @@ impl Host {
             Registration { pd, memory: memory.clone(), access: Access::LOCAL_WRITE, base: 0, stream: None };
         let key = engine.rnic().registry().register(registration).unwrap();
         let (guests, turns) = (BTreeMap::new(), (Instant::ZERO, 0));
-        Self { engine, link, pd, memory, key, guests, honest, dice, heard: 0, turns, received: 0, ended: 0 }
+        Self {
+            engine,
+            link,
+            pd,
+            memory,
+            key,
+            guests,
+            honest,
+            dice,
+            heard: 0,
+            turns,
+            received: 0,
+            ended: 0,
+            postponed: 0,
+        }
     }
 
     /// A new queue pair with receives, unless there are too many.
@@ -231,7 +248,11 @@ impl Host {
         self.turns = (now, turns);
         assert!(turns < MOST_TURNS, "{turns} turns at {now:?}");
         let deadline = self.engine.next_deadline();
-        assert!(deadline.is_none_or(|at| at > now), "a timer at {deadline:?}, and it is {now:?}");
+        if self.engine.stack().has_postponed() {
+            self.postponed += 1;
+        } else {
+            assert!(deadline.is_none_or(|at| at > now), "a timer at {deadline:?}, and it is {now:?}");
+        }
         for guest in self.guests.values() {
             let info = self.engine.connection_info(guest.qp);
             assert!(info.is_some() || !guest.established, "no connection, and no event said so: {guest:?}");
@@ -321,8 +342,37 @@ fn ulpdu(rng: &mut SmallRng, state: &mut u64, purpose: Purpose) -> Vec<u8> {
     bytes
 }
 
-/// Runs the scenario of a seed. Returns the receives that completed at the victim, and the connections that ended.
-fn hostile(seed: u64) -> (u64, u64) {
+/// What the victim has seen.
+#[derive(Debug, Default)]
+struct Seen {
+    received: u64,
+    ended: u64,
+    postponed: u64,
+}
+
+impl Add for Seen {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            received: self.received + other.received,
+            ended: self.ended + other.ended,
+            postponed: self.postponed + other.postponed,
+        }
+    }
+}
+
+/// Runs the scenario of a seed, in which no application polls.
+fn hostile(seed: u64) -> Seen {
+    scenario(seed, Polling::No)
+}
+
+/// Runs the scenario of a seed with busy applications. The hostile host answers with messages, which acknowledge those of the victim.
+fn hostile_to_busy(seed: u64) -> Seen {
+    scenario(seed, Polling::Busy)
+}
+
+fn scenario(seed: u64, polling: Polling) -> Seen {
     let mut dice = SmallRng::seed_from_u64(seed);
     let (tx_chunks, rx_chunks) = (1 << dice.random_range(8..=10), 1 << dice.random_range(8..=10));
     let faults = Faults { delay: Duration::from_micros(dice.random_range(1..500)), ..Faults::default() };
@@ -336,8 +386,10 @@ fn hostile(seed: u64) -> (u64, u64) {
         link.inject(&[&[0xff; 6][..], &[2, 0, 0, 0, 0, number], &[0x88, 0xb5]].concat());
     }
     let mut victim = Host::new(victim, ipv4(2), Some(SmallRng::seed_from_u64(seed ^ 0xd1ce)));
+    victim.engine.set_polling(polling);
     victim.engine.listen(&mut victim.link, None, PORT, 32, 1500, None).unwrap();
     let mut host = Host::new(asker, ipv4(1), None);
+    host.engine.set_polling(polling);
     let qp = host.guest(true).unwrap();
     let there = path([(2, 40_000), (1, PORT)], false, 1500);
     host.engine.connect(Instant::ZERO, &mut host.link, qp, there, ConnectParams::default()).unwrap();
@@ -353,6 +405,7 @@ fn hostile(seed: u64) -> (u64, u64) {
             actions: dice.random_range(200..1500),
             pauses: Duration::from_micros(1)..Duration::from_secs(dice.random_range(1..60)),
             markers: true,
+            converses: polling == Polling::Busy,
             ulpdu,
         },
     );
@@ -374,12 +427,19 @@ fn hostile(seed: u64) -> (u64, u64) {
     victim.link.flush();
     let census = victim.link.census();
     assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
-    (victim.received, victim.ended)
+    let Host { received, ended, postponed, .. } = victim;
+    Seen { received, ended, postponed }
 }
 
 #[test]
 fn sim_a_hostile_host_gets_no_stale_bytes_delivered_and_leaves_no_queue_pair_behind() {
     run_seeds(hostile);
+}
+
+/// The applications are busy, so what TCP does with an acknowledgment is postponed until they have answered.
+#[test]
+fn sim_a_hostile_host_gets_no_further_when_the_applications_are_busy() {
+    run_seeds(hostile_to_busy);
 }
 
 /// The peer closes its direction without the first FPDU, or never completes it, so the posted Sends can never leave.
@@ -392,6 +452,8 @@ fn sim_seeds_65_and_99_a_peer_that_never_lets_us_send_does_not_hold_up_a_close()
 
 #[test]
 fn sim_the_hostile_host_gets_messages_through_and_connections_closed() {
-    let (received, ended) = (1..=4).map(hostile).fold((0, 0), |sum, (r, e)| (sum.0 + r, sum.1 + e));
-    assert!(received > 100 && ended > 20, "{received} received, {ended} ended");
+    let seen = (1..=4).map(hostile).fold(Seen::default(), Add::add);
+    assert!(seen.received > 100 && seen.ended > 20 && seen.postponed == 0, "{seen:?}");
+    let seen = (1..=4).map(hostile_to_busy).fold(Seen::default(), Add::add);
+    assert!(seen.received > 100 && seen.ended > 20 && seen.postponed > 20, "{seen:?}");
 }

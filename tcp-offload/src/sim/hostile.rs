@@ -36,6 +36,8 @@ pub struct HostileConfig {
     pub pauses: Range<Duration>,
     /// Whether the victim uses markers with a peer that asks for them.
     pub markers: bool,
+    /// Where the host acknowledges all data, it does so with its own data, as an application that answers does.
+    pub converses: bool,
     /// Builds the ULPDUs that the host sends. The number is the state of the connection, initially 0.
     pub ulpdu: fn(&mut SmallRng, &mut u64, Purpose) -> Vec<u8>,
 }
@@ -294,7 +296,11 @@ impl HostileHost {
             let probe = sequence_len > 0 || matches!(conversation.behavior.window, Window::Zero);
             if probe && self.config.actions > 0 {
                 self.answers += 1;
-                self.acknowledge(index);
+                if self.config.converses && matches!(conversation.behavior.acks, Acks::All) {
+                    self.converse(index);
+                } else {
+                    self.acknowledge(index);
+                }
             }
         }
     }
@@ -350,6 +356,13 @@ impl HostileHost {
         for payload in conversation.last.chunks(cut) {
             link.inject(&conversation.peer.data(payload));
         }
+    }
+
+    /// Sends what is left of the stream, at least an FPDU.
+    fn converse(&mut self, index: usize) {
+        self.build_stream(index, 1, Purpose::Any);
+        let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
+        self.send(index, len, SEGMENT);
     }
 
     /// Sends bytes of the stream out of order: beyond a gap, or a retransmission with other boundaries.

@@ -480,6 +480,7 @@ fn hostile(seed: u64) -> u64 {
             actions: dice.random_range(100..600),
             pauses: Duration::from_micros(1)..Duration::from_secs(dice.random_range(1..120)),
             markers: markers == Markers::Prefer,
+            converses: false,
             ulpdu: |rng, _, purpose| {
                 let most = if purpose == Purpose::Request { 1 } else { 1 << rng.random_range(1..17) };
                 vec![0x5a; rng.random_range(0..most).min(60_000)]
