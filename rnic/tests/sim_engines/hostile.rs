@@ -76,11 +76,29 @@ struct Host {
     /// Messages received on honest connections.
     heard: u64,
     turns: (Instant, u32),
+    seen: Seen,
+}
+
+/// What a host has seen.
+#[derive(Debug, Default)]
+struct Seen {
     /// Receives that completed, and connections that ended.
     received: u64,
     ended: u64,
     /// Turns that have postponed work.
     postponed: u64,
+}
+
+impl Add for Seen {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            received: self.received + other.received,
+            ended: self.ended + other.ended,
+            postponed: self.postponed + other.postponed,
+        }
+    }
 }
 
 impl Host {
@@ -94,21 +112,7 @@ impl Host {
             Registration { pd, memory: memory.clone(), access: Access::LOCAL_WRITE, base: 0, stream: None };
         let key = engine.rnic().registry().register(registration).unwrap();
         let (guests, turns) = (BTreeMap::new(), (Instant::ZERO, 0));
-        Self {
-            engine,
-            link,
-            pd,
-            memory,
-            key,
-            guests,
-            honest,
-            dice,
-            heard: 0,
-            turns,
-            received: 0,
-            ended: 0,
-            postponed: 0,
-        }
+        Self { engine, link, pd, memory, key, guests, honest, dice, heard: 0, turns, seen: Seen::default() }
     }
 
     /// A new queue pair with receives, unless there are too many.
@@ -165,7 +169,7 @@ impl Host {
         let cq = self.engine.rnic().query_qp(qp).unwrap().attributes.send_cq;
         self.engine.rnic_mut().destroy_qp(qp).unwrap();
         self.engine.rnic().registry().destroy_cq(cq).unwrap();
-        self.ended += 1;
+        self.seen.ended += 1;
     }
 
     fn take_events(&mut self, now: Instant) {
@@ -216,7 +220,7 @@ impl Host {
         let mut bytes = vec![0; len];
         self.memory.read(offset, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == WORD), "bytes that nobody sent: {completion:?} {bytes:x?}");
-        self.received += 1;
+        self.seen.received += 1;
         let qp = completion.qp;
         self.post_receive(qp, offset);
         if self.dice.is_some() {
@@ -249,7 +253,7 @@ impl Host {
         assert!(turns < MOST_TURNS, "{turns} turns at {now:?}");
         let deadline = self.engine.next_deadline();
         if self.engine.stack().has_postponed() {
-            self.postponed += 1;
+            self.seen.postponed += 1;
         } else {
             assert!(deadline.is_none_or(|at| at > now), "a timer at {deadline:?}, and it is {now:?}");
         }
@@ -342,26 +346,6 @@ fn ulpdu(rng: &mut SmallRng, state: &mut u64, purpose: Purpose) -> Vec<u8> {
     bytes
 }
 
-/// What the victim has seen.
-#[derive(Debug, Default)]
-struct Seen {
-    received: u64,
-    ended: u64,
-    postponed: u64,
-}
-
-impl Add for Seen {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            received: self.received + other.received,
-            ended: self.ended + other.ended,
-            postponed: self.postponed + other.postponed,
-        }
-    }
-}
-
 /// Runs the scenario of a seed, in which no application polls.
 fn hostile(seed: u64) -> Seen {
     scenario(seed, Polling::No)
@@ -372,6 +356,7 @@ fn hostile_to_busy(seed: u64) -> Seen {
     scenario(seed, Polling::Busy)
 }
 
+/// Runs the scenario of a seed. Returns what the victim has seen.
 fn scenario(seed: u64, polling: Polling) -> Seen {
     let mut dice = SmallRng::seed_from_u64(seed);
     let (tx_chunks, rx_chunks) = (1 << dice.random_range(8..=10), 1 << dice.random_range(8..=10));
@@ -427,8 +412,7 @@ fn scenario(seed: u64, polling: Polling) -> Seen {
     victim.link.flush();
     let census = victim.link.census();
     assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
-    let Host { received, ended, postponed, .. } = victim;
-    Seen { received, ended, postponed }
+    victim.seen
 }
 
 #[test]

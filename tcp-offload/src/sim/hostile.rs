@@ -297,7 +297,7 @@ impl HostileHost {
             if probe && self.config.actions > 0 {
                 self.answers += 1;
                 if self.config.converses && matches!(conversation.behavior.acks, Acks::All) {
-                    self.converse(index);
+                    self.send_rest(index, 1, Purpose::Any);
                 } else {
                     self.acknowledge(index);
                 }
@@ -358,9 +358,9 @@ impl HostileHost {
         }
     }
 
-    /// Sends what is left of the stream, at least an FPDU.
-    fn converse(&mut self, index: usize) {
-        self.build_stream(index, 1, Purpose::Any);
+    /// Sends what is left of the stream, at least `least` bytes, with FPDUs for `purpose`.
+    fn send_rest(&mut self, index: usize, least: usize, purpose: Purpose) {
+        self.build_stream(index, least, purpose);
         let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
         self.send(index, len, SEGMENT);
     }
@@ -495,9 +495,7 @@ impl HostileHost {
             // After the victim's start-up frame.
             let requests = conversation.made == 0 || matches!(conversation.behavior.acks, Acks::All);
             if requests && conversation.peer.received > 0 {
-                self.build_stream(index, Campaign::REQUEST_BYTES, Purpose::Request);
-                let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
-                self.send(index, len, SEGMENT);
+                self.send_rest(index, Campaign::REQUEST_BYTES, Purpose::Request);
             } else {
                 self.acknowledge(index);
             }
