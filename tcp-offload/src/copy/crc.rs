@@ -10,6 +10,10 @@ mod kernel;
 mod kernel {
     //! No CRC instructions of the processor are used.
 
+    pub(super) fn known() -> bool {
+        false
+    }
+
     pub(super) fn present() -> bool {
         false
     }
@@ -25,6 +29,16 @@ mod kernel;
 /// See [`super::crc32c`].
 #[inline]
 pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
+    if kernel::known() {
+        // SAFETY: the instructions are present.
+        return unsafe { kernel::sum(crc, bytes) };
+    }
+    sum_otherwise(crc, bytes)
+}
+
+/// [`sum`] when the instructions are not [known](kernel::known) to be present. Apart from it, so that it saves no registers.
+#[inline(never)]
+fn sum_otherwise(crc: u32, bytes: &[u8]) -> u32 {
     if !kernel::present() {
         return ::crc32c::crc32c_append(crc, bytes);
     }

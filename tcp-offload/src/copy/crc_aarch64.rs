@@ -8,6 +8,12 @@ pub(super) fn present() -> bool {
     std::arch::is_aarch64_feature_detected!("crc")
 }
 
+/// Whether the processor is already known to have the instructions of [`sum`].
+#[inline]
+pub(super) fn known() -> bool {
+    present()
+}
+
 /// The CRC of bytes whose CRC is `crc`, followed by `bytes`.
 #[target_feature(enable = "crc")]
 pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {

@@ -40,6 +40,12 @@ const FOLD_256: u8 = 3;
 /// Also AVX-512.
 const FOLD_512: u8 = 4;
 
+/// Whether the processor is already known to have the instructions of [`sum`].
+#[inline]
+pub(super) fn known() -> bool {
+    LEVEL.load(Ordering::Relaxed) >= STREAMS
+}
+
 /// Whether the processor has the instructions of [`sum`].
 #[inline]
 pub(super) fn present() -> bool {
@@ -78,6 +84,7 @@ pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
 }
 
 /// [`sum`] of at least [`SHORT`] bytes.
+#[inline(never)]
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 fn sum_long(crc: u32, bytes: &[u8]) -> u32 {
     let (mut sum, mut rest) = (!crc, bytes);

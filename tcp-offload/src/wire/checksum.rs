@@ -30,12 +30,14 @@ impl Sum {
     /// Like [`Self::of`], for headers and small payloads.
     #[inline]
     fn of_short(bytes: &[u8]) -> Self {
-        let (words, mut rest) = bytes.as_chunks::<8>();
-        let mut sum = 0u64;
-        for word in words {
+        let add = |sum: u64, word: &[u8; 8]| {
             let (added, carry) = sum.overflowing_add(u64::from_ne_bytes(*word));
-            sum = added + u64::from(carry);
-        }
+            added + u64::from(carry)
+        };
+        let (blocks, rest) = bytes.as_chunks::<32>();
+        let sum = blocks.iter().fold(0, |sum, block| block.as_chunks().0.iter().fold(sum, add));
+        let (words, mut rest) = rest.as_chunks();
+        let sum = words.iter().fold(sum, add);
         let mut sum = (sum & 0xffff_ffff) + (sum >> 32);
         if let Some((word, tail)) = rest.split_first_chunk::<4>() {
             sum += u64::from(u32::from_ne_bytes(*word));
