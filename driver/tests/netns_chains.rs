@@ -92,8 +92,8 @@ fn netns_chunks_behind_the_frames_end_become_free() {
     let mut sent = a.alloc(9014).unwrap();
     assert_eq!((sent.chunks(), a.tx_available()), (3, all - 3));
     let mut chunks = a.tx_chunks(&mut sent).unwrap();
-    chunks[0].copy_from_slice(&bytes[..CHUNK]);
-    chunks[1][..160].copy_from_slice(&bytes[CHUNK..]);
+    chunks.chunk_mut(0).copy_from_slice(&bytes[..CHUNK]);
+    chunks.chunk_mut(1)[..160].copy_from_slice(&bytes[CHUNK..]);
     drop(chunks);
     for _ in 0..2 {
         eventually("the frame is sent", || a.submit(QueueId(0), &mut sent, 4000).is_ok());

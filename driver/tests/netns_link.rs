@@ -87,7 +87,7 @@ fn netns_census_accounts_for_every_frame() {
 
     // The ring takes 16; the others wait for room.
     for frame in &mut out {
-        a.tx_chunks(frame).unwrap()[0][..bytes.len()].copy_from_slice(&bytes);
+        a.tx_chunks(frame).unwrap().chunk_mut(0)[..bytes.len()].copy_from_slice(&bytes);
     }
     let submitted = out
         .iter_mut()
@@ -136,7 +136,7 @@ fn netns_the_transmit_ring_has_room_for_all_frames_by_default() {
     let mut out: Vec<TxFrame> = std::iter::from_fn(|| a.alloc(bytes.len())).collect();
     assert_eq!(out.len(), DriverConfig::default().transmit_chunks as usize);
     for frame in &mut out {
-        a.tx_chunks(frame).unwrap()[0][..bytes.len()].copy_from_slice(&bytes);
+        a.tx_chunks(frame).unwrap().chunk_mut(0)[..bytes.len()].copy_from_slice(&bytes);
         assert!(a.submit(QueueId(0), frame, bytes.len()).is_ok());
     }
     assert_eq!(a.counters().transmit_ring_full, 0);
@@ -152,14 +152,14 @@ fn netns_a_retained_frame_is_sent_again() {
     let (mut a, mut b, frame) = connected(&lab, &DriverConfig::default());
     let bytes = frame.payload(b"once").build();
     let mut token = a.alloc(bytes.len()).unwrap();
-    a.tx_chunks(&mut token).unwrap()[0][..bytes.len()].copy_from_slice(&bytes);
+    a.tx_chunks(&mut token).unwrap().chunk_mut(0)[..bytes.len()].copy_from_slice(&bytes);
     for round in 0..3u8 {
         eventually("the last transmission is over", || {
             a.flush();
             a.tx_chunks(&mut token).is_some()
         });
         let last = bytes.len() - 1;
-        a.tx_chunks(&mut token).unwrap()[0][last] = round;
+        a.tx_chunks(&mut token).unwrap().chunk_mut(0)[last] = round;
         a.submit(QueueId(0), &mut token, bytes.len()).unwrap();
         a.flush();
         let got = receive_bytes(&mut b);
@@ -187,8 +187,8 @@ fn netns_a_long_stream_loses_and_leaks_nothing() {
             }
             let Some(mut token) = a.alloc(template.len()) else { break };
             let mut chunks = a.tx_chunks(&mut token).unwrap();
-            chunks[0][..template.len()].copy_from_slice(&template);
-            chunks[0][at..template.len()].copy_from_slice(&next.to_be_bytes());
+            chunks.chunk_mut(0)[..template.len()].copy_from_slice(&template);
+            chunks.chunk_mut(0)[at..template.len()].copy_from_slice(&next.to_be_bytes());
             drop(chunks);
             let sent = a.submit(QueueId(0), &mut token, template.len()).is_ok();
             a.release(token);
@@ -238,7 +238,7 @@ fn netns_a_length_beyond_the_chunk_is_refused() {
     let capacity = a.chunk_bytes();
     assert!(a.alloc(capacity + 1).is_none());
     let mut token = a.alloc(capacity).unwrap();
-    assert_eq!(a.tx_chunks(&mut token).unwrap()[0].len(), capacity);
+    assert_eq!(a.tx_chunks(&mut token).unwrap().chunk(0).len(), capacity);
     assert!(a.submit(QueueId(0), &mut token, capacity + 1).is_err());
     a.release(token);
     assert!(a.frame_census().nothing_out());

@@ -155,7 +155,64 @@ pub struct SteerError(pub String);
 const MOST_CHUNKS: usize = 18;
 
 /// The writable chunks of one frame, in order.
-pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; MOST_CHUNKS]>;
+#[derive(Debug, Default)]
+pub struct ChunksMut<'a> {
+    /// The first chunk, apart from the others: most frames have no more, and a list takes longer.
+    first: &'a mut [u8],
+    others: SmallVec<[&'a mut [u8]; MOST_CHUNKS - 1]>,
+}
+
+impl<'a> ChunksMut<'a> {
+    /// Appends a chunk, which is not empty.
+    #[inline]
+    pub fn push(&mut self, chunk: &'a mut [u8]) {
+        if self.first.is_empty() {
+            self.first = chunk;
+        } else {
+            self.others.push(chunk);
+        }
+    }
+
+    /// Chunk `index`; an empty one behind the last.
+    #[inline]
+    pub fn chunk(&self, index: usize) -> &[u8] {
+        if index == 0 { self.first } else { self.others.get(index - 1).map_or(&[], |chunk| chunk) }
+    }
+
+    /// [`Self::chunk`], to write to it.
+    #[inline]
+    pub fn chunk_mut(&mut self, index: usize) -> &mut [u8] {
+        if index == 0 { self.first } else { self.others.get_mut(index - 1).map_or(&mut [], |chunk| chunk) }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&*self.first).chain(self.others.iter().map(|chunk| &**chunk))
+    }
+}
+
+impl<'a> IntoIterator for ChunksMut<'a> {
+    type Item = &'a mut [u8];
+    type IntoIter =
+        std::iter::Chain<std::iter::Once<&'a mut [u8]>, smallvec::IntoIter<[&'a mut [u8]; MOST_CHUNKS - 1]>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.first).chain(self.others)
+    }
+}
+
+impl<'a> Extend<&'a mut [u8]> for ChunksMut<'a> {
+    fn extend<I: IntoIterator<Item = &'a mut [u8]>>(&mut self, chunks: I) {
+        chunks.into_iter().for_each(|chunk| self.push(chunk));
+    }
+}
+
+impl<'a> FromIterator<&'a mut [u8]> for ChunksMut<'a> {
+    fn from_iter<I: IntoIterator<Item = &'a mut [u8]>>(chunks: I) -> Self {
+        let mut list = Self::default();
+        list.extend(chunks);
+        list
+    }
+}
 
 /// Readable pieces of bytes that belong together, in order: a payload across chunks, markers and frames.
 pub type Pieces<'a> = SmallVec<[&'a [u8]; MOST_CHUNKS]>;
@@ -241,10 +298,11 @@ impl<'a> FrameWriter<'a> {
     /// A writer without memory, until it is [opened](Self::open).
     #[inline]
     pub fn closed() -> Self {
-        Self { chunks: ChunksMut::new(), chunk: 0, chunk_start: 0, position: 0, limit: 0 }
+        Self { chunks: ChunksMut::default(), chunk: 0, chunk_start: 0, position: 0, limit: 0 }
     }
 
-    /// Writes from now on the bytes from `start` to `limit` of `frame`. Returns false while the link still reads the frame.
+    /// Writes from now on the bytes from `start` to `limit` of `frame`; the writer was [closed](Self::closed) before. Returns false
+    /// while the link still reads the frame.
     #[inline]
     pub fn open(
         &mut self,
@@ -253,29 +311,27 @@ impl<'a> FrameWriter<'a> {
         start: usize,
         limit: usize,
     ) -> bool {
-        self.chunks.clear();
         let opened = link.tx_chunks_into(frame, &mut self.chunks);
         self.start(start, limit);
         opened
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each frame calls it once")]
+    #[inline(always)]
     fn start(&mut self, start: usize, limit: usize) {
-        if let [chunk] = self.chunks.as_slice() {
-            self.limit = chunk.len().min(limit);
+        if self.chunks.others.is_empty() {
+            self.limit = self.chunks.first.len().min(limit);
             self.position = start.min(self.limit);
-            (self.chunk, self.chunk_start) = (0, 0);
         } else {
             self.start_in_chain(start, limit);
         }
     }
 
     fn start_in_chain(&mut self, start: usize, limit: usize) {
-        self.limit = self.chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
+        self.limit = self.chunks.iter().map(<[u8]>::len).sum::<usize>().min(limit);
         self.position = start.min(self.limit);
-        (self.chunk, self.chunk_start) = (0, 0);
-        while let Some(before) = self.chunks.get(self.chunk).filter(|c| self.at() > c.len()) {
-            self.chunk_start += before.len();
+        while self.at() > self.chunks.chunk(self.chunk).len() {
+            self.chunk_start += self.chunks.chunk(self.chunk).len();
             self.chunk += 1;
         }
     }
@@ -303,13 +359,12 @@ impl<'a> FrameWriter<'a> {
     #[inline]
     pub(crate) fn rest_of_chunk(&mut self) -> &mut [u8] {
         let room = self.room();
-        while room > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at() == c.len()) {
+        if room > 0 && self.at() == self.chunks.chunk(self.chunk).len() {
             self.chunk += 1;
             self.chunk_start = self.position;
         }
         let at = self.at();
-        let rest = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(at..));
-        let rest = rest.unwrap_or_default();
+        let rest = self.chunks.chunk_mut(self.chunk).get_mut(at..).unwrap_or_default();
         let most = rest.len().min(room);
         rest.get_mut(..most).unwrap_or_default()
     }
@@ -344,7 +399,7 @@ impl<'a> FrameWriter<'a> {
     #[inline]
     pub fn put_field<const N: usize>(&mut self, field: [u8; N]) -> usize {
         let at = self.at();
-        let space = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(at..));
+        let space = self.chunks.chunk_mut(self.chunk).get_mut(at..);
         if self.limit - self.position >= N
             && let Some(to) = space.and_then(|space| space.first_chunk_mut())
         {
@@ -362,7 +417,7 @@ impl<'a> FrameWriter<'a> {
             return None;
         }
         let at = self.at();
-        let space = self.chunks.get_mut(self.chunk)?.get_mut(at..at + n)?;
+        let space = self.chunks.chunk_mut(self.chunk).get_mut(at..at + n)?;
         self.position += n;
         Some(space)
     }
@@ -370,7 +425,8 @@ impl<'a> FrameWriter<'a> {
     /// Overwrites the bytes at byte `position` of the frame, independent of the write position.
     pub fn patch(&mut self, position: usize, mut bytes: &[u8]) {
         let mut skip = position;
-        for chunk in &mut self.chunks {
+        let ChunksMut { first, others } = &mut self.chunks;
+        for chunk in std::iter::once(first).chain(others) {
             let Some(rest) = chunk.get_mut(skip..) else {
                 skip -= chunk.len();
                 continue;
@@ -390,23 +446,23 @@ impl<'a> FrameWriter<'a> {
 
     /// The first `len` bytes of the frame, which must lie in its first chunk as headers do; fewer when that is shorter.
     pub fn front(&mut self, len: usize) -> &mut [u8] {
-        let Some(chunk) = self.chunks.first_mut() else { return &mut [] };
-        let len = len.min(chunk.len());
-        chunk.get_mut(..len).unwrap_or_default()
+        let len = len.min(self.chunks.first.len());
+        self.chunks.first.get_mut(..len).unwrap_or_default()
     }
 
     /// The `n` bytes before the write position, if they lie in one chunk.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each frame calls it once")]
+    #[inline(always)]
     pub fn written_last(&self, n: usize) -> Option<&[u8]> {
         let at = self.at();
-        self.chunks.get(self.chunk)?.get(at.checked_sub(n)?..at)
+        self.chunks.chunk(self.chunk).get(at.checked_sub(n)?..at)
     }
 
     /// Passes the bytes `start..end` of the frame to `f`, chunk by chunk.
     #[inline]
     pub fn for_each(&self, start: usize, end: usize, mut f: impl FnMut(&[u8])) {
         let (mut skip, mut want) = (start, end.saturating_sub(start));
-        for chunk in &self.chunks {
+        for chunk in self.chunks.iter() {
             let Some(rest) = chunk.get(skip..) else {
                 skip -= chunk.len();
                 continue;
@@ -491,7 +547,7 @@ pub trait Link: Send {
 
     /// The memory of a frame, chunk by chunk, or `None` while an earlier transmission still reads it.
     fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        let mut chunks = ChunksMut::new();
+        let mut chunks = ChunksMut::default();
         self.tx_chunks_into(frame, &mut chunks).then_some(chunks)
     }
 

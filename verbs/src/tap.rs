@@ -235,7 +235,7 @@ mod tests {
 
     fn send(link: &mut dyn Link, bytes: &[u8]) {
         let mut frame = link.alloc(bytes.len()).expect("a free frame");
-        link.tx_chunks(&mut frame).expect("idle")[0][..bytes.len()].copy_from_slice(bytes);
+        link.tx_chunks(&mut frame).expect("idle").chunk_mut(0)[..bytes.len()].copy_from_slice(bytes);
         link.submit(QueueId(0), &mut frame, bytes.len()).expect("room");
         link.flush();
         link.release(frame);

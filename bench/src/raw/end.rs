@@ -162,9 +162,9 @@ fn submit(interface: &mut Interface, queue: QueueId, header: &[u8], payload: &[u
     let len = header.len() + payload.len();
     let Some(mut frame) = interface.alloc(len) else { return false };
     let mut rest = payload;
-    if let Some(mut chunks) = interface.tx_chunks(&mut frame) {
+    if let Some(chunks) = interface.tx_chunks(&mut frame) {
         let mut at = header.len();
-        for (index, chunk) in chunks.iter_mut().enumerate() {
+        for (index, chunk) in chunks.into_iter().enumerate() {
             if index == 0 {
                 chunk[..at].copy_from_slice(header);
             }

@@ -241,10 +241,9 @@ fn foreign_frames(peer: IpAddr) -> Result<()> {
     ];
     for frame in &frames {
         let mut token = interface.alloc(frame.len()).context("a free frame")?;
-        let mut chunks = interface.tx_chunks(&mut token).context("its memory")?;
-        let chunk = chunks.first_mut().context("a chunk")?;
+        let chunks = interface.tx_chunks(&mut token).context("its memory")?;
+        let chunk = chunks.into_iter().next().context("a chunk")?;
         chunk.get_mut(..frame.len()).context("room")?.copy_from_slice(frame);
-        drop(chunks);
         interface.submit(QueueId(0), &mut token, frame.len())?;
         interface.release(token);
         interface.flush();
@@ -271,10 +270,9 @@ fn blast(peer: SocketAddr) -> Result<()> {
     let mut sent = 0u64;
     loop {
         if let Some(mut token) = interface.alloc(bytes.len()) {
-            let mut chunks = interface.tx_chunks(&mut token).context("its memory")?;
-            let chunk = chunks.first_mut().context("a chunk")?;
+            let chunks = interface.tx_chunks(&mut token).context("its memory")?;
+            let chunk = chunks.into_iter().next().context("a chunk")?;
             chunk.get_mut(..bytes.len()).context("room")?.copy_from_slice(&bytes);
-            drop(chunks);
             sent += u64::from(interface.submit(QueueId(0), &mut token, bytes.len()).is_ok());
             interface.release(token);
         }

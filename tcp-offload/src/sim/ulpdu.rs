@@ -1,7 +1,5 @@
 //! Pulls ULPDUs one by one from an upper layer into plain vectors, without TCP.
 
-use smallvec::smallvec;
-
 use crate::{
     framing::Mulpdu,
     link::FrameWriter,
@@ -45,7 +43,7 @@ pub fn pull_into<U: Ulp>(
     mulpdu: usize,
     memory: &mut [u8],
 ) -> (Pulled, usize, StreamOffset) {
-    let mut frame = FrameWriter::new(smallvec![memory], 0, usize::MAX);
+    let mut frame = FrameWriter::new(std::iter::once(memory).collect(), 0, usize::MAX);
     let layout = Layout { origin: start, markers: false };
     let Some(mut writer) = UlpduWriter::begin(&mut frame, layout, start, Mulpdu::of(mulpdu), false) else {
         return (Pulled::Nothing, 0, start);

@@ -264,7 +264,7 @@ impl End {
     /// One segment of at most `room` bytes.
     pub fn fill(&mut self, emss: usize, room: usize) -> Result<Vec<u8>, Filled> {
         let (mut first, mut second) = (vec![0xee; HEADERS + room / 3], vec![0xee; room - room / 3]);
-        let chunks = ChunksMut::from_vec(vec![&mut first[..], &mut second[..]]);
+        let chunks = ChunksMut::from_iter([&mut first[..], &mut second[..]]);
         let mut out = FrameWriter::new(chunks, HEADERS, HEADERS + room);
         let offset = self.sent.len() as u64;
         let filled = self.session.fill(self.now, &mut self.ulp, CONN, offset, emss, &mut out);
