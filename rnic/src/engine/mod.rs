@@ -172,8 +172,19 @@ impl Engine {
         if self.is_due(now) {
             self.run_timers(now, link);
         }
-        self.run_deferred(now, link);
-        self.stack.transmit(now, link, &mut self.rnic);
+        match self.rnic.next_wake() {
+            // Usually a post has left nothing else.
+            Some(conn) if !self.rnic.has_deferred() => {
+                self.stack.transmit_woken(now, link, conn, &mut self.rnic);
+            }
+            woken => {
+                if let Some(conn) = woken {
+                    self.stack.wake(conn);
+                }
+                self.run_deferred(now, link);
+                self.stack.transmit(now, link, &mut self.rnic);
+            }
+        }
         self.run_deferred(now, link);
     }
 

@@ -26,6 +26,9 @@ use crate::{
 /// Largest start-up frame, in bytes: 532 of an MPA Request or Reply, 548 of a segment of RDMA/TCP.
 pub(crate) const MOST_FIRST_BYTES: usize = 560;
 
+/// Bytes of the shortest frame that carries a ULPDU: an FPDU with an empty one.
+const LEAST_FRAME: usize = 8;
+
 /// Largest number of bytes held during the start-up. The segments of a responder's first frames may overtake its
 /// answer.
 const MOST_STARTUP_BYTES: usize = 1 << 16;
@@ -176,6 +179,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// Writes the payload of the next segment, which begins at `offset`: (a part of) the start-up frame, or as many
     /// whole FPDUs as the upper layer has and `out` has room for. MULPDU follows from TCP's EMSS `emss`; `out.room()`
     /// may be less, when the peer's window is smaller.
+    #[inline]
     pub fn fill<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -208,6 +212,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         self.mulpdu
     }
 
+    #[inline]
     fn fill_frames<U: Ulp<Placed = P>>(
         &mut self,
         transmitter: S::Transmitter,
@@ -224,13 +229,35 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         };
         // After a stream error an FPDU has arrived, though not a valid one, so the Terminate may be sent.
         if transmitter.waits_for_first() && !self.receiver.has_begun() && !self.receiver.is_stopped() {
-            // A FIN is not an FPDU and may be sent. Without room, the upper layer can only answer whether it has
-            // finished.
-            let Some(mut writer) = transmitter.begin(out, offset, mulpdu) else { return Filled::Nothing };
-            writer.room = 0;
-            let finished = ulp.pull(conn, &mut writer) == Pulled::Finish;
-            return if finished { Filled::Finish } else { Filled::Nothing };
+            return fill_nothing(transmitter, ulp, conn, offset, mulpdu, out);
         }
+        let Some(mut writer) = transmitter.begin(out, offset, mulpdu) else { return Filled::Nothing };
+        let pulled = ulp.pull(conn, &mut writer);
+        let len = match pulled {
+            Pulled::Ulpdu | Pulled::LastUlpdu => transmitter.finish(&mut writer),
+            Pulled::Nothing => return Filled::Nothing,
+            Pulled::Finish => return Filled::Finish,
+        };
+        self.ulpdus_sent += 1;
+        if pulled == Pulled::LastUlpdu || S::Transmitter::ONE_FRAME || out.room() < LEAST_FRAME {
+            return Filled::Segment { len, more: pulled == Pulled::Ulpdu };
+        }
+        let (added, more) = self.fill_more(transmitter, ulp, conn, offset + len as u64, mulpdu, out);
+        Filled::Segment { len: len + added, more }
+    }
+
+    /// Writes the FPDUs behind the first one of a segment, from `offset` on. Returns the number of their bytes, and whether there is
+    /// more to send.
+    #[inline(never)]
+    fn fill_more<U: Ulp<Placed = P>>(
+        &mut self,
+        transmitter: S::Transmitter,
+        ulp: &mut U,
+        conn: ConnId,
+        offset: StreamOffset,
+        mulpdu: Mulpdu,
+        out: &mut FrameWriter<'_>,
+    ) -> (usize, bool) {
         let (mut len, mut more) = (0, true);
         while more && let Some(mut writer) = transmitter.begin(out, offset + len as u64, mulpdu) {
             match ulp.pull(conn, &mut writer) {
@@ -238,24 +265,17 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                     more = pulled == Pulled::Ulpdu;
                     len += transmitter.finish(&mut writer);
                     self.ulpdus_sent += 1;
-                    if S::Transmitter::ONE_FRAME {
-                        break;
-                    }
                 }
                 Pulled::Nothing => {
                     // Work that needs no ULPDU may have been the last.
                     more = ulp.has_data(conn);
                     break;
                 }
-                Pulled::Finish if len == 0 => return Filled::Finish,
                 // The FIN follows these FPDUs: the next call returns it.
                 Pulled::Finish => break,
             }
         }
-        match len {
-            0 => Filled::Nothing,
-            len => Filled::Segment { len, more },
-        }
+        (len, more)
     }
 
     /// Processes a payload. Its frame is recycled to `link` now or when its bytes are no longer needed. When
@@ -546,4 +566,20 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         self.stop(link);
         self.phase = SessionPhase::Failed(error);
     }
+}
+
+/// Fills no segment, because no FPDU may be sent yet. A FIN is not an FPDU and may be sent: without room, the upper layer can only
+/// answer whether it has finished.
+#[inline(never)]
+fn fill_nothing<T: Transmitter, U: Ulp>(
+    transmitter: T,
+    ulp: &mut U,
+    conn: ConnId,
+    offset: StreamOffset,
+    mulpdu: Mulpdu,
+    out: &mut FrameWriter<'_>,
+) -> Filled {
+    let Some(mut writer) = transmitter.begin(out, offset, mulpdu) else { return Filled::Nothing };
+    writer.room = 0;
+    if ulp.pull(conn, &mut writer) == Pulled::Finish { Filled::Finish } else { Filled::Nothing }
 }

@@ -390,10 +390,15 @@ impl<U: Ulp> Stack<U> {
         while let Some(index) = self.turns.next_send() {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             let conn = ConnId { index, generation: slot.generation };
-            let emss = slot.tcp.emss();
-            slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
             let announced = slot.supply == Supply::Announced;
-            let mut source = FramingSource { now, emss, session: &mut slot.session, announced, ulp, conn };
+            if announced && self.send_straight(now, link, conn, ulp) {
+                starved_in_a_row = 0;
+                continue;
+            }
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
+            slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
+            let mut source =
+                FramingSource::new(now, slot.tcp.emss(), &mut slot.session, announced, ulp, conn);
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
             // The next turn sets the timer and the next work of the connection, when it catches up.
             if sent.is_all() && slot.tcp.has_postponed() {

@@ -18,10 +18,15 @@
 
 use std::vec::Drain;
 
-use super::{ConnSlot, Polling, Stack, source::Supply, turns::Work};
+use super::{
+    ConnSlot, Polling, Stack,
+    source::{FramingSource, Supply},
+    turns::Work,
+};
 use crate::{
     framing::{Carried, Taken},
     link::{Link, RxFrame},
+    tcp::Sent,
     time::Instant,
     ulp::{ConnId, Ulp},
     wire::PlainSegment,
@@ -103,6 +108,43 @@ impl<U: Ulp> Stack<U> {
             self.after_expected(now, link, index, bound, ulp);
         }
         last.is_some()
+    }
+
+    /// [`Self::wake`] and [`Self::transmit`] in one. When no other connection waits, the woken one is sent at once.
+    pub fn transmit_woken(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
+        if self.wants_to_transmit() || !self.send_straight(now, link, conn, ulp) {
+            self.wake(conn);
+            self.transmit(now, link, ulp);
+        } else {
+            link.flush();
+        }
+    }
+
+    /// Sends the next segment of an undisturbed connection whose upper layer has announced data. Returns false when
+    /// [`Self::transmit`] has to send the rest, or all.
+    #[inline]
+    pub(super) fn send_straight(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        conn: ConnId,
+        ulp: &mut U,
+    ) -> bool {
+        let Some(slot) = self.slot(conn) else { return false };
+        let mut source = FramingSource::new(now, slot.tcp.emss(), &mut slot.session, true, ulp, conn);
+        if !slot.tcp.transmit_straight(now, link, &mut source) {
+            return false;
+        }
+        if slot.tcp.has_postponed() {
+            // The next turn sets the timer and the next work of the connection, when it catches up.
+            slot.supply = Supply::Dry;
+            self.turns.set(conn.index, Work::Nothing);
+        } else {
+            self.turns.set(conn.index, Work::Nothing);
+            let sent = Sent { frames: 1, dry: true, ..Sent::default() };
+            self.after_sending(now, link, conn.index, sent, 0, ulp);
+        }
+        true
     }
 
     /// Updates the tables after expected segments of connection `index`, whose timers were not due before `bound`.

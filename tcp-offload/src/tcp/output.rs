@@ -1,24 +1,25 @@
-//! Building of segments to send: which are due, in which order, and how frames are filled and retained. Retransmissions
-//! are in `resend`.
+//! Building of segments to send: which are due, and in which order. How a new one is filled and retained is in `segment`, the usual
+//! case of it in `straight`; retransmissions are in `resend`.
 
 mod resend;
+mod segment;
+mod straight;
 
-use std::num::NonZeroU16;
-
+pub(super) use self::segment::Plan;
 use super::{
     Connection, Filled, Sent, Source, Wants,
-    queue::{Payload, SentSegment},
+    queue::SentSegment,
     recovery::RecoveryPhase,
     sender::{After, Limit},
     stage::{Sending, Stage, Syn},
     timers::Timer,
 };
 use crate::{
-    link::{FrameWriter, Link, chunks_of},
+    link::{Link, chunks_of},
     seq::SeqNum,
     time::Instant,
     ulp::CloseReason,
-    wire::{Ecn, Fields, Flags, Options, RunningSum, Sum, Timestamps, send_bare},
+    wire::{Ecn, Fields, Flags, Options, Timestamps, send_bare},
 };
 
 /// The reason why a segment could not be sent now.
@@ -56,19 +57,6 @@ impl Turn<'_> {
         self.sent.frames += 1;
         Ok(())
     }
-}
-
-/// What stays the same for all new segments until the connection is [resized](Connection::resize) or tuned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Bytes of the headers.
-    header: usize,
-    /// See [`Link::chunk_bytes`].
-    chunk_bytes: usize,
-    /// See [`Headers::left_checksum`](crate::wire::Headers::left_checksum).
-    left_checksum: Option<NonZeroU16>,
-    /// See [`Connection::reserved_chunks`].
-    reserved: usize,
 }
 
 /// What precedes the new data of one call of [`Connection::transmit`].
@@ -112,10 +100,6 @@ enum End {
     /// The direction to the peer is closed.
     Closed,
 }
-
-/// A connection may retain this multiple of the free chunks. A single connection can thus retain four fifths of all
-/// chunks.
-const FREE_TIMES: usize = 4;
 
 const ACK: Flags =
     Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
@@ -240,8 +224,16 @@ impl Connection {
 
     /// Records that a segment with the current acknowledgment was sent. An ACK with SACK blocks stays due unless the
     /// segment carried them (`with_sack`).
+    #[inline]
     fn acknowledged(&mut self, with_sack: bool) {
-        self.last_ack_sent = self.rx.next_seq();
+        self.acknowledged_to(self.rx.next_seq(), with_sack);
+    }
+
+    /// [`Self::acknowledged`], when the acknowledgment number `ack` is known.
+    #[expect(clippy::inline_always, reason = "each new segment calls it once")]
+    #[inline(always)]
+    fn acknowledged_to(&mut self, ack: SeqNum, with_sack: bool) {
+        self.last_ack_sent = ack;
         if !with_sack && self.ack.is_due() && self.tx.sack && (self.rx.has_gap() || self.rx.has_dsack()) {
             return;
         }
@@ -454,24 +446,6 @@ impl Connection {
         Ok(End::Dry)
     }
 
-    /// The plan of new segments.
-    #[inline]
-    fn plan(&mut self, link: &dyn Link) -> Plan {
-        if let Some(plan) = self.plan {
-            debug_assert_eq!(plan, self.new_plan(link));
-            return plan;
-        }
-        *self.plan.insert(self.new_plan(link))
-    }
-
-    #[inline(never)]
-    fn new_plan(&self, link: &dyn Link) -> Plan {
-        let chunk_bytes = link.chunk_bytes();
-        let reserved = self.reserved_chunks(chunk_bytes);
-        let left_checksum = self.headers.left_checksum(link);
-        Plan { header: self.header_bytes(), chunk_bytes, left_checksum, reserved }
-    }
-
     /// Ends the sending of new data: F-RTO and the tail loss probe fall back to retransmission.
     #[inline]
     fn nothing_new(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
@@ -479,27 +453,6 @@ impl Connection {
             self.retransmit(turn)?;
         }
         self.probe_with_old(turn)
-    }
-
-    /// Number of chunks that may be retained now, if `free` chunks are not reserved: a multiple of `free` (dynamic
-    /// thresholds, Choudhury and Hahne 1998). Even if many peers have fallen silent, the next connection finds free
-    /// chunks.
-    fn most_chunks(&self, free: usize) -> usize {
-        // At least one: with nothing in flight, no ACK would trigger another attempt. Then `fill` checks for free
-        // chunks.
-        (FREE_TIMES * free).max(1).min(self.config.max_chunks as usize)
-    }
-
-    /// Free chunks that new data leaves to ACKs and retransmissions: one half to ACKs, the other half, at least one
-    /// full segment, to retransmissions.
-    #[inline]
-    fn reserved_chunks(&self, chunk_bytes: usize) -> usize {
-        (self.config.reserve_chunks as usize).max(2 * chunks_of(chunk_bytes, self.header_bytes() + self.emss))
-    }
-
-    /// Bytes of the headers of a segment with payload.
-    fn header_bytes(&self) -> usize {
-        self.headers.len(&Options::default()) + self.option_bytes()
     }
 
     /// Handles a limit that holds back new data, if there is any.
@@ -533,81 +486,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Builds and sends one new segment from `source`. It is pushed if there is no data for another one (RFC 9293 section
-    /// 3.9.1.2). All segments of one call carry the `acknowledgement` of the first one.
-    fn fill(
-        &mut self,
-        turn: &mut Turn<'_>,
-        source: &mut impl Source,
-        room: usize,
-        plan: Plan,
-        acknowledgement: &mut Option<Acknowledgement>,
-    ) -> Result<Filled, Stopped> {
-        let (offset, header) = (self.tx.nxt(), plan.header);
-        let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
-        let mut writer = FrameWriter::closed();
-        if !writer.open(turn.link, &mut frame, header, header + room) {
-            drop(writer);
-            turn.link.release(frame);
-            return Err(Stopped::Starved);
-        }
-        let filled = source.fill(offset, &mut writer);
-        let (len, more) = match filled {
-            Filled::Segment { len, more } if len > 0 => (len.min(room), more),
-            Filled::Segment { .. } | Filled::Nothing | Filled::Finish => {
-                drop(writer);
-                turn.link.release(frame);
-                return Ok(if filled == Filled::Finish { filled } else { Filled::Nothing });
-            }
-        };
-        let sum =
-            if plan.left_checksum.is_none() { payload_sum(&writer, header, len) } else { Sum::default() };
-        self.tx.before_new_data(turn.now);
-        let acknowledgement = match *acknowledgement {
-            Some(known) => known,
-            None => *acknowledgement.insert(self.acknowledgement(turn.now)),
-        };
-        let flags = Flags { psh: !more, ..self.data_flags(true) };
-        // Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
-        let ecn = if self.marks.is_on() { Ecn::Ect0 } else { Ecn::NotEct };
-        let fields = Fields { ecn, ..acknowledgement.fields(self.tx.seq_at(offset), flags) };
-        let written = self.headers.emit(
-            writer.front(header),
-            &fields,
-            len,
-            plan.left_checksum.is_none().then_some(sum),
-        );
-        debug_assert_eq!(written, Some(header), "the header was reserved for these options");
-        drop(writer);
-        if plan.left_checksum.is_some() {
-            frame.leave_checksum(plan.left_checksum);
-        }
-        self.counters.bytes_out += len as u64;
-        let sent = turn.link.submit(self.path.queue, &mut frame, header + len).is_ok();
-        // The link may have shortened the frame.
-        let chunks = frame.chunks() as u16;
-        let payload = Payload::Frame { frame, header };
-        let end = offset + len as u64;
-        self.tx.sent_new(
-            turn.now,
-            SentSegment { chunks, ..SentSegment::new(offset, end, payload, sum, turn.now) },
-        );
-        if !sent {
-            // Its bytes have already been taken from the source: the segment counts as sent and lost, and the next turn
-            // sends it.
-            self.tx.queue.mark_last_unsent();
-            return Err(Stopped::Starved);
-        }
-        self.marks.set_cwr(false);
-        turn.count(true)?;
-        Ok(Filled::Segment { len, more })
-    }
-
-    /// The control bits of a segment with payload, which is pushed. A new segment may report a reduced window.
-    fn data_flags(&self, new: bool) -> Flags {
-        Flags { psh: true, ece: self.marks.echo(), cwr: new && self.marks.cwr(), ..ACK }
-    }
-
     /// Sends the FIN in a segment of its own: the last data may have been sent long before.
     fn transmit_fin(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let offset = self.tx.nxt();
@@ -621,15 +499,4 @@ impl Connection {
         self.stage.fin_sent(turn.now, offset);
         Ok(())
     }
-}
-
-/// The sum of the `len` bytes of payload that were written behind `header` bytes.
-#[inline]
-fn payload_sum(writer: &FrameWriter<'_>, header: usize, len: usize) -> Sum {
-    if let Some(payload) = writer.written_last(len).filter(|_| writer.position() == header + len) {
-        return Sum::of(payload);
-    }
-    let mut payload = RunningSum::default();
-    writer.for_each(header, header + len, |piece| payload.add(piece));
-    payload.sum
 }

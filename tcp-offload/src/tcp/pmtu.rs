@@ -138,9 +138,11 @@ impl PathMtu {
 
     /// Whether a larger packet should be tried.
     pub(super) fn is_searching(&self, now: Instant) -> bool {
-        self.effective < self.high
-            && (self.untried || self.high - self.effective > self.effective / CONVERGED)
-            || self.effective < self.link && self.retry_at.is_some_and(|at| at <= now)
+        // Nearly always false.
+        self.effective < self.link
+            && (self.effective < self.high
+                && (self.untried || self.high - self.effective > self.effective / CONVERGED)
+                || self.retry_at.is_some_and(|at| at <= now))
     }
 
     /// The size of the next probe, at most `limit`: the upper bound while it is untried, then the median of the common

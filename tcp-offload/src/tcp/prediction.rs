@@ -35,7 +35,7 @@ impl Connection {
     #[inline]
     pub fn predicts(&self, now: Instant, segment: &PlainSegment) -> bool {
         #[cfg(test)]
-        if !super::testing::prediction() {
+        if !super::testing::straight_paths() {
             return false;
         }
         matches!(self.stage, Stage::Established(_))

@@ -39,8 +39,8 @@ pub(super) struct SentSegment {
     /// One past its last byte; the FIN counts as one byte.
     pub end: StreamOffset,
     pub payload: Payload,
-    /// Folded sum of the payload.
-    pub sum: u16,
+    /// Sum of the payload.
+    pub payload_sum: Sum,
     /// Chunks of the frame in which it was first sent: its share of the budget, even while the payload is on the heap.
     pub chunks: u16,
     /// The times at which it was first and last sent.
@@ -72,10 +72,10 @@ impl SentSegment {
         start: StreamOffset,
         end: StreamOffset,
         payload: Payload,
-        sum: Sum,
+        payload_sum: Sum,
         sent: Instant,
     ) -> Self {
-        Self { payload, end, sum: sum.fold(), ..Self::fin(start, sent) }
+        Self { end, payload, payload_sum, ..Self::fin(start, sent) }
     }
 
     /// The FIN at `start`.
@@ -84,7 +84,7 @@ impl SentSegment {
             start,
             end: start + 1,
             payload: Payload::Fin,
-            sum: 0,
+            payload_sum: Sum::default(),
             chunks: 1,
             first_sent: sent,
             sent,
@@ -113,10 +113,6 @@ impl SentSegment {
 
     fn spilled_bytes(&self) -> usize {
         if let Payload::Heap(bytes) = &self.payload { bytes.len() } else { 0 }
-    }
-
-    pub(super) fn payload_sum(&self) -> Sum {
-        Sum::from_folded(self.sum)
     }
 }
 
@@ -218,7 +214,8 @@ impl Queue {
     }
 
     /// Appends a segment that was sent for the first time.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each new segment calls it once")]
+    #[inline(always)]
     pub(super) fn push(&mut self, entry: SentSegment) {
         self.in_flight += entry.bytes();
         self.chunks += usize::from(entry.chunks);
@@ -228,12 +225,14 @@ impl Queue {
         }
         let (sent, end) = (entry.sent, entry.end);
         self.entries.push_back(entry);
-        self.record_transmission(sent, end);
+        if self.transmissions.is_some() {
+            self.record_transmission(sent, end);
+        }
     }
 
     /// Records a transmission at its place in the order: at the end, except for several of one instant, and for the
     /// pieces of a replaced entry, which keep its time.
-    #[inline]
+    #[inline(never)]
     fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
         let Some(list) = &mut self.transmissions else { return };
         let later = list.iter().rev().take_while(|last| !last.is_before(sent, end)).count();

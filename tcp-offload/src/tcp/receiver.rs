@@ -372,15 +372,19 @@ impl Receiver {
     /// The window field of a segment that is about to be sent. The right edge moves left only where 16 bits with the
     /// shift count cannot express it. Bytes lost by rounding down to the scale are not advertised but still accepted
     /// (RFC 7323 section 2.4).
-    #[inline]
+    #[expect(clippy::inline_always, reason = "nearly each segment calls it once")]
+    #[inline(always)]
     pub(super) fn advertise(&mut self, scaled: bool) -> u16 {
         let wanted = self.wanted_edge();
         let shift = if scaled { self.shift } else { 0 };
         if wanted >= self.edge + self.step() {
             self.edge = wanted;
         }
-        let field = ((self.edge - self.next) >> shift).min(u16::MAX.into());
-        self.edge = self.edge.min(self.next + (u64::from(u16::MAX) << shift)).max(self.next);
+        let field = (self.edge - self.next) >> shift;
+        if field > u16::MAX.into() {
+            self.edge = self.next + (u64::from(u16::MAX) << shift);
+            return u16::MAX;
+        }
         field as u16
     }
 

@@ -381,6 +381,15 @@ impl Sender {
         Ok(emss.min(usable as usize))
     }
 
+    /// Whether nothing limits a full segment, as far as is known without a look at what selective acknowledgments say.
+    #[inline]
+    pub(super) fn has_room(&self, emss: usize, max_chunks: usize) -> bool {
+        let pipe = self.queue.in_flight();
+        self.queue.chunks() < max_chunks
+            && self.usable() >= emss as u64
+            && (pipe == 0 || pipe + emss as u64 <= self.window.cwnd)
+    }
+
     /// RFC 4821 section 7.4: whether no probe is outstanding, and there is no loss or sign of one.
     pub(super) fn may_probe_mtu(&self, now: Instant) -> bool {
         self.phase == RecoveryPhase::Open
@@ -461,7 +470,8 @@ impl Sender {
     }
 
     /// Records that a new segment was sent.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each new segment calls it once")]
+    #[inline(always)]
     pub(super) fn sent_new(&mut self, now: Instant, entry: SentSegment) {
         self.nxt = entry.end;
         self.last_sent = now;

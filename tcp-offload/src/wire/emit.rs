@@ -57,6 +57,17 @@ pub struct Fields {
     pub ecn: Ecn,
 }
 
+/// The [`Fields`] of a segment that has no option but timestamps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlainFields {
+    pub seq: SeqNum,
+    pub ack: SeqNum,
+    pub flags: Flags,
+    pub window: u16,
+    pub timestamps: Timestamps,
+    pub ecn: Ecn,
+}
+
 /// The headers of one connection's frames, except for [`Fields`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Headers {
@@ -206,24 +217,31 @@ impl Headers {
     ) -> Option<usize> {
         let payload = payload.into();
         if let Some(timestamps) = fields.options.only_timestamps()
-            && self.ip == ETHERNET_HEADER
+            && self.is_plain()
         {
-            return self.emit_plain(out, fields, timestamps, payload_len, payload);
+            let &Fields { seq, ack, flags, window, ecn, .. } = fields;
+            let fields = PlainFields { seq, ack, flags, window, timestamps, ecn };
+            return self.emit_plain(out, &fields, payload_len, payload);
         }
         // A copy, so that the compiler keeps the fields of the plain form in registers.
         let fields = *fields;
         self.emit_any(out, &fields, payload_len, payload)
     }
 
+    /// Whether [`Self::emit_plain`] can write the headers: there are no tags.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.ip == ETHERNET_HEADER
+    }
+
     /// Writes headers of the form that nearly all segments have: no tags, and no option but timestamps. All positions are known,
     /// and the fields are added in registers instead of being read again.
     #[expect(clippy::inline_always, reason = "see `emit`")]
     #[inline(always)]
-    fn emit_plain(
+    pub(crate) fn emit_plain(
         &self,
         out: &mut [u8],
-        fields: &Fields,
-        timestamps: Timestamps,
+        fields: &PlainFields,
         payload_len: usize,
         payload: Option<Sum>,
     ) -> Option<usize> {
@@ -235,7 +253,9 @@ impl Headers {
             *prefix.first_chunk_mut::<PLAIN_V4>()? = *self.prefix.first_chunk()?;
         }
         self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
-        let (head, options) = (tcp_header(fields, self.ports, TIMESTAMPS_BYTES), timestamps.to_bytes());
+        let &PlainFields { seq, ack, flags, window, timestamps, .. } = fields;
+        let head = tcp_header(self.ports, seq, ack, TIMESTAMPS_BYTES, flags, window);
+        let options = timestamps.to_bytes();
         let pseudo = self.pseudo.and_word((tcp_len + payload_len) as u16);
         let rest_sum = payload.map(|payload| Sum::of_array(&options).and(payload));
         let (to, rest) = tcp.split_first_chunk_mut()?;
@@ -266,7 +286,9 @@ impl Headers {
         fields.options.emit(rest)?;
         let pseudo = self.pseudo.and_word((tcp_len + payload_len) as u16);
         let rest_sum = payload.map(|payload| Sum::of(rest).and(payload));
-        *head = with_checksum(tcp_header(fields, self.ports, options), pseudo, rest_sum);
+        let &Fields { seq, ack, flags, window, .. } = fields;
+        let header = tcp_header(self.ports, seq, ack, options, flags, window);
+        *head = with_checksum(header, pseudo, rest_sum);
         Some(self.prefix_len + tcp_len)
     }
 
@@ -303,14 +325,20 @@ const fn ecn_bits(ecn: Ecn) -> u8 {
 /// A TCP header without options and with checksum 0 (RFC 9293 section 3.1).
 #[expect(clippy::inline_always, reason = "see `Headers::emit`")]
 #[inline(always)]
-fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADER] {
-    let bits = fields.flags.to_byte();
+fn tcp_header(
+    ports: [u8; 4],
+    seq: SeqNum,
+    ack: SeqNum,
+    options: usize,
+    flags: Flags,
+    window: u16,
+) -> [u8; TCP_HEADER] {
     let [s0, s1, d0, d1] = ports;
-    let [q0, q1, q2, q3] = fields.seq.value().to_be_bytes();
-    let [a0, a1, a2, a3] = fields.ack.value().to_be_bytes();
-    let [w0, w1] = fields.window.to_be_bytes();
+    let [q0, q1, q2, q3] = seq.value().to_be_bytes();
+    let [a0, a1, a2, a3] = ack.value().to_be_bytes();
+    let [w0, w1] = window.to_be_bytes();
     let words = ((TCP_HEADER + options) / 4) as u8;
-    [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, words << 4, bits, w0, w1, 0, 0, 0, 0]
+    [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, words << 4, flags.to_byte(), w0, w1, 0, 0, 0, 0]
 }
 
 /// The header with the checksum over the pseudo-header, itself and the `rest` of the segment, or without `rest` with the sum of the

@@ -103,7 +103,7 @@ impl Connection {
         let reserved = self.reserved_chunks(turn.link.chunk_bytes());
         let left_checksum = self.headers.left_checksum(turn.link);
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
-        let (len, sum) = (entry.bytes() as usize, left_checksum.is_none().then(|| entry.payload_sum()));
+        let (len, sum) = (entry.bytes() as usize, left_checksum.is_none().then_some(entry.payload_sum));
         let mut head = [0; MOST_HEADER_BYTES];
         let written = self.headers.emit(&mut head, &fields, len, sum).unwrap_or(0);
         let head = head.get(..written).unwrap_or_default();

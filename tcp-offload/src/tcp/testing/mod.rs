@@ -20,20 +20,20 @@ use crate::{
 };
 
 thread_local! {
-    /// Whether header prediction is on in this thread.
-    static PREDICTION: Cell<bool> = const { Cell::new(true) };
+    /// Whether the straight paths are on in this thread.
+    static STRAIGHT_PATHS: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Whether header prediction is on.
-pub(super) fn prediction() -> bool {
-    PREDICTION.get()
+/// Whether the straight paths are on: header prediction, and that of new data.
+pub(super) fn straight_paths() -> bool {
+    STRAIGHT_PATHS.get()
 }
 
-/// Calls `f` with header prediction on or off.
-pub(crate) fn with_prediction<T>(on: bool, f: impl FnOnce() -> T) -> T {
-    let before = PREDICTION.replace(on);
+/// Calls `f` with the [straight paths](straight_paths) on or off.
+pub(crate) fn with_straight_paths<T>(on: bool, f: impl FnOnce() -> T) -> T {
+    let before = STRAIGHT_PATHS.replace(on);
     let result = f();
-    PREDICTION.set(before);
+    STRAIGHT_PATHS.set(before);
     result
 }
 
