@@ -157,7 +157,11 @@ impl Engine {
                 self.stack.idle();
             }
         }
-        self.transmit(now, link);
+        if self.is_due(now) || self.wants_to_transmit() {
+            self.transmit(now, link);
+        } else {
+            link.flush();
+        }
         received
     }
 
@@ -172,18 +176,11 @@ impl Engine {
         if self.is_due(now) {
             self.run_timers(now, link);
         }
-        match self.rnic.next_wake() {
-            // Usually a post has left nothing else.
-            Some(conn) if !self.rnic.has_deferred() => {
-                self.stack.transmit_woken(now, link, conn, &mut self.rnic);
-            }
-            woken => {
-                if let Some(conn) = woken {
-                    self.stack.wake(conn);
-                }
-                self.run_deferred(now, link);
-                self.stack.transmit(now, link, &mut self.rnic);
-            }
+        if let Some(conn) = self.rnic.take_only_wake() {
+            self.stack.transmit_woken(now, link, conn, &mut self.rnic);
+        } else {
+            self.run_deferred(now, link);
+            self.stack.transmit(now, link, &mut self.rnic);
         }
         self.run_deferred(now, link);
     }
@@ -260,12 +257,9 @@ impl Engine {
         Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, framing })
     }
 
-    /// Executes the work that the RNIC deferred to the engine. Most calls find none, or that a post has woken its connection.
+    /// Executes the work that the RNIC deferred to the engine. Most calls find none.
     #[inline]
     fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
-        if let Some(conn) = self.rnic.next_wake() {
-            self.stack.wake(conn);
-        }
         if self.rnic.has_deferred() {
             self.execute_all(now, link);
         }

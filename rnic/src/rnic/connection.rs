@@ -420,8 +420,8 @@ impl Rnic {
     }
 
     #[inline]
-    pub(crate) fn next_wake(&mut self) -> Option<ConnId> {
-        self.shared.deferred.next_wake()
+    pub(crate) fn take_only_wake(&mut self) -> Option<ConnId> {
+        self.shared.deferred.take_only_wake()
     }
 
     pub(crate) fn next_deferred(&mut self) -> Option<Deferred> {

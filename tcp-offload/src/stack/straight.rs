@@ -122,7 +122,8 @@ impl<U: Ulp> Stack<U> {
 
     /// Sends the next segment of an undisturbed connection whose upper layer has announced data. Returns false when
     /// [`Self::transmit`] has to send the rest, or all.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "one of its two callers is that of nearly all segments")]
+    #[inline(always)]
     pub(super) fn send_straight(
         &mut self,
         now: Instant,

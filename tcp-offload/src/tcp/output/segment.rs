@@ -126,7 +126,8 @@ impl Connection {
 
     /// Submits a new segment with `header` bytes of headers and `len` bytes of payload, and retains it until it is acknowledged.
     /// Returns whether the link has taken it.
-    #[inline(never)]
+    #[expect(clippy::inline_always, reason = "each new segment calls it once")]
+    #[inline(always)]
     pub(super) fn submit_new(
         &mut self,
         now: Instant,
