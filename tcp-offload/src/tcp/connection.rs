@@ -155,7 +155,7 @@ impl Connection {
             snd_mss: default_mss,
             emss: default_mss,
             plan: None,
-            marks: Marks::Off,
+            marks: Marks::default(),
             due: Due::default(),
             challenges: ChallengeBudget::default(),
             challenge_due: false,

@@ -16,25 +16,23 @@ pub(super) struct Boundary {
     pub marked: bool,
 }
 
-/// The rule for echoing and answering marks.
+/// The rule for echoing and answering marks. When ECN was not negotiated, nothing is ever set.
 #[derive(Debug, Default)]
-pub(super) enum Marks {
-    /// ECN was not negotiated.
-    #[default]
-    Off,
-    On {
-        /// ACKs carry ECN-Echo.
-        echo: bool,
-        /// The next new segment carries CWR.
-        cwr: bool,
-        feedback: Feedback,
-    },
+pub(super) struct Marks {
+    /// ECN was negotiated.
+    on: bool,
+    /// ACKs carry ECN-Echo.
+    echo: bool,
+    /// The next new segment carries CWR.
+    cwr: bool,
+    feedback: Feedback,
 }
 
 /// When ECN-Echo is set.
-#[derive(Debug)]
-pub(super) enum Feedback {
+#[derive(Debug, Default)]
+enum Feedback {
     /// From a mark until the peer sends CWR.
+    #[default]
     UntilCwr,
     /// Exactly for the data that was marked (DCTCP), with the ACKs due with an earlier acknowledgment number, at which
     /// marks began or ended.
@@ -45,42 +43,40 @@ impl Marks {
     /// The negotiated ECN mode.
     pub(super) fn negotiated(on: bool, exact: bool) -> Self {
         let feedback = if exact { Feedback::Exact(VecDeque::new()) } else { Feedback::UntilCwr };
-        if on { Self::On { echo: false, cwr: false, feedback } } else { Self::Off }
+        if on { Self { on, feedback, ..Self::default() } } else { Self::default() }
     }
 
     pub(super) fn is_on(&self) -> bool {
-        matches!(self, Self::On { .. })
+        self.on
     }
 
     /// Whether ACKs carry ECN-Echo.
     pub(super) fn echo(&self) -> bool {
-        matches!(self, Self::On { echo: true, .. })
+        self.echo
     }
 
     /// Whether the next new segment carries CWR.
     pub(super) fn cwr(&self) -> bool {
-        matches!(self, Self::On { cwr: true, .. })
+        self.cwr
     }
 
     /// Sets whether the next new segment carries CWR: from a reduction of the congestion window until it was reported.
     pub(super) fn set_cwr(&mut self, due: bool) {
-        if let Self::On { cwr, .. } = self {
-            *cwr = due;
-        }
+        self.cwr = due && self.on;
     }
 
     /// The next ACK due with an earlier acknowledgment number.
     #[inline]
     pub(super) fn boundary(&self) -> Option<Boundary> {
-        match self {
-            Self::On { feedback: Feedback::Exact(boundaries), .. } => boundaries.front().copied(),
-            _ => None,
+        match &self.feedback {
+            Feedback::Exact(boundaries) => boundaries.front().copied(),
+            Feedback::UntilCwr => None,
         }
     }
 
     /// Records that the ACK for [`Self::boundary`] was sent.
     pub(super) fn boundary_sent(&mut self) {
-        if let Self::On { feedback: Feedback::Exact(boundaries), .. } = self {
+        if let Feedback::Exact(boundaries) = &mut self.feedback {
             boundaries.pop_front();
         }
     }
@@ -96,23 +92,25 @@ impl Marks {
         unacknowledged: bool,
         next: StreamOffset,
     ) {
-        let Self::On { echo, feedback, .. } = self else { return };
+        if !self.on {
+            return;
+        }
         let marked = ecn == Ecn::Ce;
-        match feedback {
+        match &mut self.feedback {
             // RFC 3168 section 6.1.3: a mark is echoed until the sender reports by CWR that it has reduced its window.
             Feedback::UntilCwr => {
-                *echo = (*echo && !cwr) || marked && payload_len > 0;
+                self.echo = (self.echo && !cwr) || marked && payload_len > 0;
             }
             // RFC 8257 section 3.2: ECN-Echo in an ACK reports exactly whether the data that it acknowledges was
             // marked.
             Feedback::Exact(boundaries) => {
-                if payload_len == 0 || marked == *echo {
+                if payload_len == 0 || marked == self.echo {
                     return;
                 }
                 if unacknowledged && boundaries.len() < MOST_BOUNDARIES {
-                    boundaries.push_back(Boundary { next, marked: *echo });
+                    boundaries.push_back(Boundary { next, marked: self.echo });
                 }
-                *echo = marked;
+                self.echo = marked;
             }
         }
     }
