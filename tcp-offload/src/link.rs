@@ -451,11 +451,16 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// The `n` bytes before the write position, if they lie in one chunk.
-    #[expect(clippy::inline_always, reason = "each frame calls it once")]
-    #[inline(always)]
+    #[inline]
     pub fn written_last(&self, n: usize) -> Option<&[u8]> {
         let at = self.at();
         self.chunks.chunk(self.chunk).get(at.checked_sub(n)?..at)
+    }
+
+    /// The bytes `start..end` of the frame, if they lie in its first chunk.
+    #[inline]
+    pub(crate) fn in_first_chunk(&self, start: usize, end: usize) -> Option<&[u8]> {
+        self.chunks.first.get(start..end)
     }
 
     /// Passes the bytes `start..end` of the frame to `f`, chunk by chunk.

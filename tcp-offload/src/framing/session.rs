@@ -193,15 +193,14 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             let segment = Filled::Segment { len: written, more: self.has_data(ulp, conn) };
             return if written > 0 { segment } else { Filled::Nothing };
         }
-        match self.phase {
-            SessionPhase::Full(transmitter) => self.fill_frames(transmitter, ulp, conn, offset, emss, out),
-            SessionPhase::Rejected => Filled::Finish,
-            SessionPhase::Streaming(_)
-            | SessionPhase::AwaitReply(_)
-            | SessionPhase::AwaitRequest(_)
-            | SessionPhase::Decide(_)
-            | SessionPhase::Failed(_) => Filled::Nothing,
-        }
+        let SessionPhase::Full(transmitter) = self.phase else {
+            return if matches!(self.phase, SessionPhase::Rejected) {
+                Filled::Finish
+            } else {
+                Filled::Nothing
+            };
+        };
+        self.fill_frames(transmitter, ulp, conn, offset, emss, out)
     }
 
     #[inline]

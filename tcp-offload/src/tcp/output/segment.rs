@@ -165,7 +165,7 @@ impl Connection {
 #[expect(clippy::inline_always, reason = "each new segment calls it once")]
 #[inline(always)]
 pub(super) fn payload_sum(writer: &FrameWriter<'_>, header: usize, len: usize) -> Sum {
-    if let Some(payload) = writer.written_last(len).filter(|_| writer.position() == header + len) {
+    if let Some(payload) = writer.in_first_chunk(header, header + len) {
         return Sum::of(payload);
     }
     let mut payload = RunningSum::default();

@@ -46,7 +46,8 @@ impl Connection {
         let left = plan.left_checksum.is_some();
         let sum = if left { Sum::default() } else { payload_sum(&writer, header, len) };
         self.tx.before_new_data(now);
-        let ack = self.rx.next_seq();
+        // Before the peer's FIN.
+        let ack = self.rx.seq_at(self.rx.next());
         let flags = Flags { psh: !more, ece: self.marks.echo(), cwr: self.marks.cwr(), ..ACK };
         let fields = PlainFields {
             seq: self.tx.seq_at(offset),
