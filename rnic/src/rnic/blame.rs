@@ -107,8 +107,8 @@ impl QueuePair {
 
     fn current_position(&self) -> Option<Position> {
         match self.tx.current? {
-            Current::Request { position, .. } | Current::Immediate { position, .. } => Some(position),
-            Current::Response => None,
+            Current::Request { .. } | Current::Immediate { .. } => Some(self.sq.next),
+            Current::Rtr(_) | Current::Response => None,
         }
     }
 }

@@ -16,7 +16,7 @@ use super::{
     AsyncEvent, CmError, CmEvent, Deferred, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared,
     SrqId, StreamId,
     phase::{Phase, Since},
-    qp::QueuePair,
+    qp::{Current, QueuePair},
     rdma_tcp::Stream,
 };
 use crate::rdmap::StreamError;
@@ -364,7 +364,7 @@ impl QueuePair {
         match agreed {
             Agreed::Mpa(agreed) => {
                 self.versions = agreed.revision.into();
-                self.tx.rtr = agreed.rtr;
+                self.tx.current = agreed.rtr.map(Current::Rtr);
                 self.rx.expects_rtr = agreed.peer_to_peer && matches!(self.phase, Phase::Accepting);
             }
             Agreed::RdmaTcp(agreed) => self.stream = Some(Box::new(Stream::new(agreed))),

@@ -14,11 +14,11 @@ use super::{
     QpId, Registry,
     keys::{KeyError, ManagementError, User},
     pieces::{Extent, Stretches},
-    work::{Access, Binding, PdId},
+    work::{Access, Binding, PdId, Sge},
 };
 use crate::{
     ddp::{STag, TaggedOffset},
-    memory::Memory,
+    memory::{Memory, Reader},
     rdmap::RdmapError,
 };
 
@@ -180,6 +180,21 @@ impl Keys {
             _ => self.search(stag, remote).ok_or(KeyError::Unknown)?,
         };
         grant.find(user, need, offset, len)
+    }
+
+    /// A reader of the `len` bytes from byte `skip` of `pieces`, which the owner may always read, if they lie in the only piece
+    /// and in one memory, as nearly all do.
+    #[expect(clippy::inline_always, reason = "each segment calls it once")]
+    #[inline(always)]
+    pub(super) fn reader(&self, user: User, pieces: &[Sge], skip: u64, len: u64) -> Option<Reader<'_>> {
+        let [piece] = pieces else { return None };
+        // Without bytes, no key is checked.
+        if len == 0 || skip + len > u64::from(piece.len) {
+            return None;
+        }
+        let start = piece.offset.checked_add(skip)?;
+        let (extent, start) = self.find(user, piece.key, Access::empty(), start, len).ok()?;
+        extent.one_memory()?.reader(start as usize, len as usize).ok()
     }
 
     /// The grant in the whole cache or in the registry.

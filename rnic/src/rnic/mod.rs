@@ -110,7 +110,7 @@ use crate::{
     ddp::DdpError,
     memory::{AccessError, Memory},
     rdmap::{AtomicRequest, RdmapError},
-    segment::{Quote, Received, SegmentWriter, Sink},
+    segment::{Quote, Received, Sink},
 };
 
 id! {
@@ -372,7 +372,7 @@ impl Ulp for Rnic {
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         // A connection without a queue pair sends nothing more.
         let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };
-        let pulled = match qp.pull(shared, &mut SegmentWriter::new(qp.codec(), out)) {
+        let pulled = match qp.pull(shared, out) {
             Pulled::Ulpdu if !qp.has_data() => Pulled::LastUlpdu,
             pulled => pulled,
         };

@@ -223,51 +223,17 @@ pub(crate) struct Gather<'k> {
 }
 
 impl<'k> Gather<'k> {
-    /// Without bytes, until it is [opened](Self::open).
-    #[inline]
-    pub(crate) fn closed() -> Self {
-        Self { reader: Reader::empty(), list: SmallVec::new(), begun: 0 }
-    }
-
-    /// Reads from now on the `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`. It is opened
-    /// in place and once, because moving it takes longer.
-    #[expect(clippy::inline_always, reason = "each segment calls it once, and passes nine words")]
-    #[inline(always)]
+    /// Reads the `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
     pub(crate) fn open(
-        &mut self,
         keys: &'k Keys,
         user: User,
         need: Access,
         pieces: &[Sge],
         skip: u64,
         len: u64,
-    ) -> Result<(), KeyError> {
-        if let [piece] = pieces
-            && len > 0
-            && skip + len <= u64::from(piece.len)
-        {
-            let start = piece.offset.checked_add(skip).ok_or(KeyError::Wrap)?;
-            let (extent, start) = keys.find(user, piece.key, need, start, len)?;
-            if let Some(memory) = extent.one_memory() {
-                self.reader = memory.reader(start as usize, len as usize).map_err(|_| KeyError::Bounds)?;
-                return Ok(());
-            }
-        }
-        self.open_list(keys, user, need, pieces, skip, len)
-    }
-
-    #[inline(never)]
-    fn open_list(
-        &mut self,
-        keys: &'k Keys,
-        user: User,
-        need: Access,
-        pieces: &[Sge],
-        skip: u64,
-        len: u64,
-    ) -> Result<(), KeyError> {
-        self.list = Stretches::open(keys, user, need, pieces, skip, len)?.list;
-        Ok(())
+    ) -> Result<Self, KeyError> {
+        let list = Stretches::open(keys, user, need, pieces, skip, len)?.list;
+        Ok(Self { reader: Reader::empty(), list, begun: 0 })
     }
 
     /// Copies the next bytes into all of `out`.

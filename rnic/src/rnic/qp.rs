@@ -101,13 +101,15 @@ pub(crate) enum ToAnswer {
     Atomic { request: AtomicRequest, seen: Seen<Untagged> },
 }
 
-/// The message that is being sent.
+/// The message that is being sent, or is sent next before all others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Current {
-    /// A Send or RDMA Write of the send queue.
-    Request { position: Position, sent: u32 },
-    /// The Immediate Data of an RDMA Write whose payload was sent.
-    Immediate { position: Position, data: [u8; 8] },
+    /// The Send or RDMA Write at [`SendQueue::next`], whose first `sent` bytes were sent.
+    Request { sent: u32 },
+    /// The Immediate Data of the RDMA Write at [`SendQueue::next`], whose payload was sent.
+    Immediate { data: [u8; 8] },
+    /// The ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
+    Rtr(Rtr),
     /// The Read Response at the front of [`Transmitter::to_answer`].
     Response,
 }
@@ -130,8 +132,6 @@ pub(crate) struct Transmitter {
     pub(crate) request_msn: Msn,
     pub(crate) atomic_msn: Msn,
     pub(crate) next_atomic_id: u32,
-    /// Sent before everything else.
-    pub(crate) rtr: Option<Rtr>,
     pub(crate) ending: Ending,
     pub(crate) to_answer: VecDeque<ToAnswer>,
     /// The last message was a response: the send queue is next if it has a request that may begin.
@@ -271,7 +271,6 @@ impl QueuePair {
             && self.sq.upcoming().is_none()
             && self.rx.asked.is_empty()
             && self.tx.to_answer.is_empty()
-            && self.tx.rtr.is_none()
     }
 
     /// Completes the finished requests at the head of the send queue, in order (RFC 5040 section 5.5, rule 15).
@@ -430,7 +429,6 @@ impl QueuePair {
         let before = self.phase.end(matches!(how, Ending::Terminate(_)));
         self.stop_waiting(shared);
         self.tx.to_answer.clear();
-        self.tx.rtr = None;
         if let Some(before) = before {
             if let Some(fault) = fault {
                 shared.events.push_async(AsyncEvent::QpFatal { qp: self.id, fault });
@@ -483,7 +481,6 @@ impl Transmitter {
             request_msn: Msn::FIRST,
             atomic_msn: Msn::FIRST,
             next_atomic_id: 0,
-            rtr: None,
             ending: Ending::No,
             to_answer: VecDeque::new(),
             answered_last: false,

@@ -236,13 +236,13 @@ impl SendQueue {
         self.head..self.next
     }
 
-    /// An entry, and its inline bytes if it has them.
+    /// The first entry that is not fully sent, and its inline bytes if it has them.
     #[inline]
-    pub(crate) fn get_to_send(&mut self, position: Position) -> Option<(&mut SendRequest, Option<&[u8]>)> {
-        if !self.holds(position) {
+    pub(crate) fn get_to_send(&mut self) -> Option<(&mut SendRequest, Option<&[u8]>)> {
+        if !self.holds(self.next) {
             return None;
         }
-        let entry = self.slots.get_mut(position)?;
+        let entry = self.slots.get_mut(self.next)?;
         let inline = entry.inline.and_then(|slot| {
             let at = slot as usize * self.max_inline as usize;
             self.arena.get(at..at + entry.len as usize)

@@ -8,7 +8,7 @@
 use xwarp_tcp::{
     mpa::Rtr,
     rdma_tcp::{Order, SegmentHeader, SendControl},
-    ulp::Pulled,
+    ulp::{Pulled, UlpduWriter},
 };
 
 use super::{
@@ -28,24 +28,14 @@ use crate::{
         ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
         ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
-    segment::{Head, Header, Quote, Seen, SegmentWriter, TaggedHead, UntaggedHead},
+    segment::{Codec, Head, Header, Quote, Seen, SegmentWriter, TaggedHead, UntaggedHead},
 };
 
 /// A message is not split to fill the rest of a frame with fewer bytes than this.
-const LEAST_CUT: u32 = 128;
+const LEAST_CUT: usize = 128;
 
 /// The sink tag of a ready-to-receive Read. Nothing is placed there, but one vendor's RNIC rejects tag 0.
 const RTR_STAG: STag = STag::new(1);
-
-/// Result of one step towards the next ULPDU.
-enum Step {
-    /// The result for MPA.
-    Pulled(Pulled),
-    /// The next segment of the Send or RDMA Write at `position`, which begins at its byte `sent`, is to be written.
-    Segment { position: Position, sent: u32 },
-    /// The step produced no ULPDU, or chose the next message: take another step.
-    Again,
-}
 
 /// Result of writing a part of a message.
 enum Part {
@@ -73,30 +63,40 @@ impl LocalPayload<'_> {
         self,
         header: usize,
         head: impl Fn(bool) -> H,
-        out: &mut SegmentWriter<'_, '_, '_>,
+        mut out: SegmentWriter<'_, '_, '_>,
     ) -> Part {
         let Self { keys, user, entry, inline, sent } = self;
         let rest = entry.len - sent;
-        let Some(n) = segment_bytes(out, header, rest) else { return Part::DoesNotFit };
+        let Some(n) = segment_bytes(&out, header, rest) else { return Part::DoesNotFit };
         if let Some(bytes) = inline {
             let bytes = bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default();
             put_inline(&head(n == rest), bytes, out);
             return Part::Written(n);
         }
-        let mut gather = Gather::closed();
-        if gather.open(keys, user, Access::empty(), &entry.payload, sent.into(), n.into()).is_err() {
-            return Part::NotAccessible;
+        let (skip, len) = (sent.into(), n.into());
+        if let Some(mut reader) = keys.reader(user, &entry.payload, skip, len) {
+            out.fill(&head(n == rest), n as usize, |space| {
+                let all = reader.read_gapped(space);
+                debug_assert!(all, "the reader has the bytes of the segment");
+            });
+            return Part::Written(n);
         }
-        out.fill(&head(n == rest), n as usize, |space| gather.read(space));
-        Part::Written(n)
+        match Gather::open(keys, user, Access::empty(), &entry.payload, skip, len) {
+            Ok(gather) => {
+                put_gathered(&head(n == rest), n as usize, gather, out);
+                Part::Written(n)
+            }
+            Err(_) => Part::NotAccessible,
+        }
     }
 
     /// [`Self::put`] on a connection with RDMA/TCP.
     #[inline(never)]
-    fn put_numbered(self, stream: &mut Stream, out: &mut SegmentWriter<'_, '_, '_>) -> Part {
+    fn put_numbered(self, stream: &mut Stream, out: &mut UlpduWriter<'_, '_>) -> Part {
         let (entry, sent) = (self.entry, self.sent);
         let header = stream.message_header(entry, sent);
-        let part = self.put(header.bytes(), |last| SegmentHeader { last, ..header }, out);
+        let writer = SegmentWriter::new(Codec::RdmaTcp(stream.connection()), out);
+        let part = self.put(header.bytes(), |last| SegmentHeader { last, ..header }, writer);
         if let Part::Written(n) = part {
             stream.sent(&SegmentHeader { last: sent + n == entry.len, ..header });
         }
@@ -104,10 +104,16 @@ impl LocalPayload<'_> {
     }
 }
 
-/// [`SegmentWriter::put`], apart from the segments that are gathered from memory.
+/// [`SegmentWriter::put`], apart from the segments that are read from one memory.
 #[inline(never)]
-fn put_inline(head: &impl Head, bytes: &[u8], out: &mut SegmentWriter<'_, '_, '_>) {
+fn put_inline(head: &impl Head, bytes: &[u8], mut out: SegmentWriter<'_, '_, '_>) {
     out.put(head, bytes);
+}
+
+/// [`SegmentWriter::fill`] from several memories.
+#[inline(never)]
+fn put_gathered(head: &impl Head, len: usize, mut gather: Gather<'_>, mut out: SegmentWriter<'_, '_, '_>) {
+    out.fill(head, len, |space| gather.read(space));
 }
 
 impl Transmitter {
@@ -126,42 +132,50 @@ impl Transmitter {
 
 impl QueuePair {
     /// Whether [`Self::pull`] would write a ULPDU, if there were room, or finish the direction.
+    #[expect(clippy::inline_always, reason = "each segment that is written calls it once")]
+    #[inline(always)]
     pub(crate) fn has_data(&self) -> bool {
         self.tx.current.is_some()
             || self.may_begin()
             || !self.tx.to_answer.is_empty()
             || !matches!(self.tx.ending, Ending::No)
-            || self.tx.rtr.is_some()
             || self.phase.is_closing() && self.drained()
     }
 
     /// Writes the next ULPDU.
-    pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
+    #[inline]
+    pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         loop {
-            let mut step = if let Ending::Terminate(terminate) = self.tx.ending {
-                Step::Pulled(self.send_terminate(terminate, shared, out))
-            } else if matches!(self.tx.ending, Ending::Finished) {
-                Step::Pulled(Pulled::Finish)
-            } else if let Some(rtr) = self.tx.rtr {
-                Step::Pulled(self.send_rtr(rtr, out))
-            } else {
-                match self.tx.current {
-                    Some(Current::Request { position, sent }) => Step::Segment { position, sent },
-                    Some(Current::Immediate { position, data }) => self.send_immediate(position, data, out),
-                    Some(Current::Response) => self.answer_segment(shared, out),
-                    None => self.choose(shared, out),
-                }
-            };
-            if let Step::Segment { position, sent } = step {
-                step = self.send_segment(position, sent, shared, out);
+            if let Some(pulled) = self.send_segment(shared, out) {
+                return pulled;
             }
-            if let Step::Pulled(pulled) = step {
+            if let Some(pulled) = self.other_step(shared, out) {
                 return pulled;
             }
         }
     }
 
+    /// A step towards the next ULPDU if [`Self::send_segment`] does not apply. `None`: take another one.
+    #[inline(never)]
+    fn other_step(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Option<Pulled> {
+        let out = &mut SegmentWriter::new(self.codec(), out);
+        match (self.tx.ending, self.tx.current) {
+            (Ending::Terminate(terminate), _) => Some(self.send_terminate(terminate, shared, out)),
+            (Ending::Finished, _) => Some(Pulled::Finish),
+            (Ending::No, Some(Current::Rtr(rtr))) => Some(self.send_rtr(rtr, out)),
+            (Ending::No, Some(Current::Immediate { data })) => Some(self.send_immediate(data, out)),
+            (Ending::No, Some(Current::Response)) => self.answer_segment(shared, out),
+            (Ending::No, Some(Current::Request { .. })) => {
+                debug_assert!(false, "the send queue has no entry for the current message");
+                self.tx.current = None;
+                None
+            }
+            (Ending::No, None) => self.choose(shared, out),
+        }
+    }
+
     /// Whether the next request of the send queue may begin: ORD and its fence allow it.
+    #[inline]
     pub(crate) fn may_begin(&self) -> bool {
         if !matches!(self.phase, Phase::Open(_)) {
             return false;
@@ -174,7 +188,7 @@ impl QueuePair {
     }
 
     /// Chooses the next message and begins it.
-    fn choose(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
+    fn choose(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
         let may_begin = self.may_begin();
         let answer_first = !may_begin || !self.tx.answered_last;
         if answer_first && !self.tx.to_answer.is_empty() {
@@ -187,38 +201,39 @@ impl QueuePair {
         }
         if self.phase.is_closing() && self.drained() {
             self.tx.ending = Ending::Finished;
-            return Step::Again;
+            return None;
         }
-        Step::Pulled(Pulled::Nothing)
+        Some(Pulled::Nothing)
     }
 
-    fn begin_request(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
+    fn begin_request(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
         let position = self.sq.next;
-        let Some(entry) = self.sq.get(position) else { return Step::Pulled(Pulled::Nothing) };
+        let Some(entry) = self.sq.get(position) else { return Some(Pulled::Nothing) };
         // An invalid sink fails the request before it is sent.
         if entry.operation.is_answered() && self.open_sink(entry, shared).is_err() {
             self.sq.next += 1;
             self.fail_request(position, WcStatus::LocalProtection, shared);
-            return Step::Again;
+            return None;
         }
         match entry.operation {
             Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. } => {
-                Step::Segment { position, sent: 0 }
+                self.tx.current = Some(Current::Request { sent: 0 });
+                None
             }
             Operation::Read { remote, .. } => self.ask_to_read(position, remote, out),
-            Operation::Immediate { data } => self.send_immediate(position, data, out),
+            Operation::Immediate { data } => Some(self.send_immediate(data, out)),
             Operation::FetchAdd { remote, add, mask } => {
-                self.ask_atomic(position, remote, AtomicOperation::FetchAdd { add, mask }, out)
+                Some(self.ask_atomic(position, remote, AtomicOperation::FetchAdd { add, mask }, out))
             }
             Operation::CompareSwap { remote, compare, compare_mask, swap, swap_mask } => {
                 let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
-                self.ask_atomic(position, remote, operation, out)
+                Some(self.ask_atomic(position, remote, operation, out))
             }
             Operation::LocalInvalidate { .. }
             | Operation::BindWindow { .. }
             | Operation::FastRegister { .. } => {
                 self.do_local_work(shared);
-                Step::Again
+                None
             }
         }
     }
@@ -242,55 +257,67 @@ impl QueuePair {
     }
 
     /// Writes the next segment of a Send or RDMA Write, which becomes or stays the current message unless it is the last one.
-    fn send_segment(
-        &mut self,
-        position: Position,
-        sent: u32,
-        shared: &mut Shared,
-        out: &mut SegmentWriter<'_, '_, '_>,
-    ) -> Step {
+    /// `None`, and nothing was written, unless such a message is current or [`Self::choose`] would certainly choose it. Nearly all
+    /// segments need no other step, so that one look-up of the request is enough for them.
+    #[inline]
+    fn send_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Option<Pulled> {
         let (keys, user) = (&shared.keys, self.user());
-        let Some((request, inline)) = self.sq.get_to_send(position) else {
-            self.tx.current = None;
-            return Step::Again;
+        let (request, inline) = self.sq.get_to_send()?;
+        let sent = match self.tx.current {
+            Some(Current::Request { sent }) => sent,
+            None if matches!(self.phase, Phase::Open(_))
+                && self.tx.to_answer.is_empty()
+                && request.progress == Progress::Posted
+                && request.operation.is_plain()
+                && !request.flags.contains(SendFlags::FENCE) =>
+            {
+                self.tx.answered_last = false;
+                0
+            }
+            _ => return None,
         };
         let entry = &*request;
         // Built where it is used, because that avoids a copy in memory.
         let local = || LocalPayload { keys, user, entry, inline, sent };
-        let part = match (&mut self.stream, &entry.operation) {
-            (None, Operation::Write { remote } | Operation::WriteImmediate { remote, .. }) => {
-                let (stag, to) = (remote.key, remote.offset.wrapping_add(u64::from(sent)));
-                let head = |last| TaggedHead { message: MessageType::Write, last, stag, to };
-                local().put(TAGGED_BYTES, head, out)
+        let part = match &mut self.stream {
+            None => {
+                let writer = SegmentWriter::new(Codec::Ddp(self.versions), out);
+                match &entry.operation {
+                    Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
+                        let (stag, to) = (remote.key, remote.offset.wrapping_add(u64::from(sent)));
+                        let head = |last| TaggedHead { message: MessageType::Write, last, stag, to };
+                        local().put(TAGGED_BYTES, head, writer)
+                    }
+                    _ => local().put(UNTAGGED_BYTES, |last| self.tx.message_head(entry, sent, last), writer),
+                }
             }
-            (None, _) => local().put(UNTAGGED_BYTES, |last| self.tx.message_head(entry, sent, last), out),
-            (Some(stream), _) => local().put_numbered(stream, out),
+            Some(stream) => local().put_numbered(stream, out),
         };
         let n = match part {
             Part::Written(n) => n,
             Part::DoesNotFit => {
-                self.tx.current = Some(Current::Request { position, sent });
-                return Step::Pulled(Pulled::Nothing);
+                self.tx.current = Some(Current::Request { sent });
+                return Some(Pulled::Nothing);
             }
             Part::NotAccessible => {
-                self.tx.current = Some(Current::Request { position, sent });
+                let position = self.sq.next;
                 self.fail_request(position, WcStatus::LocalProtection, shared);
-                return Step::Again;
+                return None;
             }
         };
         if sent + n < entry.len {
-            self.tx.current = Some(Current::Request { position, sent: sent + n });
+            self.tx.current = Some(Current::Request { sent: sent + n });
         } else if let Operation::WriteImmediate { data, .. } = entry.operation {
-            self.tx.current = Some(Current::Immediate { position, data });
+            self.tx.current = Some(Current::Immediate { data });
         } else {
             if self.stream.is_none() && !matches!(entry.operation, Operation::Write { .. }) {
                 self.tx.send_msn = self.tx.send_msn.next();
             }
             request.progress = Progress::Sent(out.end());
             self.tx.current = None;
-            self.sq.next = position + 1;
+            self.sq.next += 1;
         }
-        Step::Pulled(Pulled::Ulpdu)
+        Some(Pulled::Ulpdu)
     }
 
     /// Records that a segment of a message was written.
@@ -302,12 +329,8 @@ impl QueuePair {
 
     /// Writes Immediate Data, of its own request or after an RDMA Write.
     #[inline(never)]
-    fn send_immediate(
-        &mut self,
-        position: Position,
-        data: [u8; 8],
-        out: &mut SegmentWriter<'_, '_, '_>,
-    ) -> Step {
+    fn send_immediate(&mut self, data: [u8; 8], out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
+        let position = self.sq.next;
         let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
         let header = untagged(MessageType::Immediate { solicited }, Queue::Send, self.tx.send_msn);
         let written = match &mut self.stream {
@@ -315,13 +338,13 @@ impl QueuePair {
             None => out.put_whole(&header, &data),
         };
         if !written {
-            return Step::Pulled(Pulled::Nothing);
+            return Pulled::Nothing;
         }
         self.tx.send_msn = self.tx.send_msn.next();
         self.tx.current = None;
         self.sq.next = position + 1;
         self.set_progress(position, Progress::Sent(out.end()));
-        Step::Pulled(Pulled::Ulpdu)
+        Pulled::Ulpdu
     }
 
     #[inline(never)]
@@ -330,8 +353,8 @@ impl QueuePair {
         position: Position,
         remote: Remote,
         out: &mut SegmentWriter<'_, '_, '_>,
-    ) -> Step {
-        let Some(entry) = self.sq.get(position) else { return Step::Again };
+    ) -> Option<Pulled> {
+        let entry = self.sq.get(position)?;
         let sink = entry.payload.first().copied().unwrap_or_default();
         let request = ReadRequest {
             sink_stag: sink.key,
@@ -349,10 +372,10 @@ impl QueuePair {
             None => self.put_request(MessageType::ReadRequest, &request.to_bytes(), out),
         };
         if !written {
-            return Step::Pulled(Pulled::Nothing);
+            return Some(Pulled::Nothing);
         }
         self.asked(Some(position), AskedKind::read(&request));
-        Step::Pulled(Pulled::Ulpdu)
+        Some(Pulled::Ulpdu)
     }
 
     #[inline(never)]
@@ -362,7 +385,7 @@ impl QueuePair {
         remote: Remote,
         operation: AtomicOperation,
         out: &mut SegmentWriter<'_, '_, '_>,
-    ) -> Step {
+    ) -> Pulled {
         let id = self.tx.next_atomic_id;
         let request = AtomicRequest { operation, id, stag: remote.key, to: remote.offset };
         let written = match &mut self.stream {
@@ -370,11 +393,11 @@ impl QueuePair {
             None => self.put_request(MessageType::AtomicRequest, &request.to_bytes(), out),
         };
         if !written {
-            return Step::Pulled(Pulled::Nothing);
+            return Pulled::Nothing;
         }
         self.tx.next_atomic_id = id.wrapping_add(1);
         self.asked(Some(position), AskedKind::Atomic { id });
-        Step::Pulled(Pulled::Ulpdu)
+        Pulled::Ulpdu
     }
 
     /// Writes a message for the peer's request queue (queue 1).
@@ -432,30 +455,30 @@ impl QueuePair {
         if !written {
             return Pulled::Nothing;
         }
-        self.tx.rtr = None;
+        self.tx.current = None;
         Pulled::Ulpdu
     }
 
     /// Begins the response to the peer's oldest request.
     #[inline(never)]
-    fn begin_answer(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
+    fn begin_answer(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
         match self.tx.to_answer.front() {
             Some(&ToAnswer::Atomic { request, seen }) => self.answer_atomic(&request, seen, shared, out),
             Some(ToAnswer::Read { .. }) => {
                 self.tx.current = Some(Current::Response);
-                Step::Again
+                None
             }
-            None => Step::Again,
+            None => None,
         }
     }
 
     /// Writes the next segment of a Read Response. The source is checked for each segment, because it may be
     /// deregistered at any time.
     #[inline(never)]
-    fn answer_segment(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
+    fn answer_segment(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
         let Some(&ToAnswer::Read { request, sent, seen }) = self.tx.to_answer.front() else {
             self.tx.current = None;
-            return Step::Again;
+            return None;
         };
         let rest = request.advanced(sent);
         let (message, stag, to) = (MessageType::ReadResponse, rest.sink_stag, rest.sink_to);
@@ -464,7 +487,7 @@ impl QueuePair {
             None => Header::Tagged(TaggedHead { message, last: false, stag, to }),
         };
         let Some(n) = segment_bytes(out, header.bytes(), rest.len) else {
-            return Step::Pulled(Pulled::Nothing);
+            return Some(Pulled::Nothing);
         };
         let last = n == rest.len;
         header.end_message(last);
@@ -472,14 +495,12 @@ impl QueuePair {
             out.put(&header, &[]);
         } else {
             let source = [Sge { key: rest.source_stag, offset: rest.source_to, len: n }];
-            let mut gather = Gather::closed();
-            let opened = gather.open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
-            let written = opened.map(|()| out.fill(&header, n as usize, |space| gather.read(space)));
-            drop(gather);
+            let opened = Gather::open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
+            let written = opened.map(|mut gather| out.fill(&header, n as usize, |space| gather.read(space)));
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };
                 self.fail(RdmapError::from(error).into(), quote, shared);
-                return Step::Again;
+                return None;
             }
         }
         self.note_sent(&header);
@@ -489,7 +510,7 @@ impl QueuePair {
         } else if let Some(ToAnswer::Read { sent, .. }) = self.tx.to_answer.front_mut() {
             *sent += n;
         }
-        Step::Pulled(Pulled::Ulpdu)
+        Some(Pulled::Ulpdu)
     }
 
     /// Executes an atomic operation once there is room for its response, and writes the response.
@@ -499,7 +520,7 @@ impl QueuePair {
         seen: Seen<Untagged>,
         shared: &mut Shared,
         out: &mut SegmentWriter<'_, '_, '_>,
-    ) -> Step {
+    ) -> Option<Pulled> {
         let mut header = match &self.stream {
             Some(stream) => Header::Numbered(stream.response_header(0)),
             None => Header::Untagged(untagged(
@@ -512,7 +533,7 @@ impl QueuePair {
         let bytes = if self.stream.is_some() { ATOMIC_VALUE_BYTES } else { ATOMIC_RESPONSE_BYTES };
         if out.room_behind(header.bytes()).is_none_or(|room| room < bytes) {
             self.tx.answered_last = false;
-            return Step::Pulled(Pulled::Nothing);
+            return Some(Pulled::Nothing);
         }
         match shared.atomic(self.user(), request) {
             Ok(original) => {
@@ -524,11 +545,11 @@ impl QueuePair {
                 self.note_sent(&header);
                 self.tx.atomic_msn = self.tx.atomic_msn.next();
                 self.tx.to_answer.pop_front();
-                Step::Pulled(Pulled::Ulpdu)
+                Some(Pulled::Ulpdu)
             }
             Err(error) => {
                 self.fail(error.into(), seen.into(), shared);
-                Step::Again
+                None
             }
         }
     }
@@ -568,6 +589,6 @@ fn untagged(message: MessageType, queue: Queue, msn: Msn) -> UntaggedHead {
 /// continue in the next one.
 #[inline]
 fn segment_bytes(out: &SegmentWriter<'_, '_, '_>, header: usize, rest: u32) -> Option<u32> {
-    let space = u32::try_from(out.room_behind(header)?).unwrap_or(u32::MAX);
-    (rest <= space || out.has_all_room() || space >= LEAST_CUT).then_some(rest.min(space))
+    let (rest, space) = (rest as usize, out.room_behind(header)?);
+    (rest <= space || out.has_all_room() || space >= LEAST_CUT).then_some(rest.min(space) as u32)
 }

@@ -99,7 +99,7 @@ impl Head for SegmentHeader {
         };
         let mut bytes = [0; HEADER_MOST_BYTES];
         let header_len = self.emit(connection, len, &mut bytes);
-        out.fill_in_parts(bytes.get(..header_len).unwrap_or_default(), len, f);
+        fill_in_parts(out.out, bytes.get(..header_len).unwrap_or_default(), len, f);
     }
 }
 
@@ -203,14 +203,19 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         let control = Control { message }.byte(versions);
         // Made for each call: a header that is passed to the second one would be built in memory for the first one too.
         if !self.out.put_whole(&header(control, versions), len, &mut f) {
-            self.fill_in_parts(&header(control, versions), len, f);
+            fill_in_parts(self.out, &header(control, versions), len, f);
         }
     }
+}
 
-    #[inline(never)]
-    fn fill_in_parts(&mut self, header: &[u8], len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
-        self.out.announce(header.len() + len);
-        self.out.put(header);
-        self.out.fill_runs(len, f);
-    }
+#[inline(never)]
+fn fill_in_parts(
+    out: &mut UlpduWriter<'_, '_>,
+    header: &[u8],
+    len: usize,
+    f: impl FnMut(&mut GappedMut<'_>),
+) {
+    out.announce(header.len() + len);
+    out.put(header);
+    out.fill_runs(len, f);
 }

@@ -36,7 +36,7 @@ fn rfc6581_s9_2_each_ready_to_receive_message_is_sent_first_and_completes_nothin
         pair.a.establish(1, 1, Some(rtr));
         pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().phase = Phase::Accepting;
         pair.b.establish(1, 1, Some(rtr));
-        pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().tx.rtr = None;
+        pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().tx.current = None;
         pair.b.receive(9, &[]);
         pair.a.post(1, SEND, &[]);
         let first = pair.a.pull().unwrap();
@@ -344,7 +344,7 @@ fn rfc6581_s9_2_the_ready_to_receive_send_is_the_complete_first_message() {
         let mut end = End::new(|_, a| a);
         end.rnic.qps.get_mut(end.qp).unwrap().phase = Phase::Accepting;
         end.establish(1, 1, Some(Rtr::Send));
-        end.rnic.qps.get_mut(end.qp).unwrap().tx.rtr = None;
+        end.rnic.qps.get_mut(end.qp).unwrap().tx.current = None;
         assert_eq!(end.take(&ulpdu), Err(Refusal::Stop));
         assert_eq!(end.terminate().numbers(), (1, 2, code));
     }
