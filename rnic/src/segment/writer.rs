@@ -202,9 +202,22 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         };
         let control = Control { message }.byte(versions);
         // Made for each call: a header that is passed to the second one would be built in memory for the first one too.
-        if !self.out.put_whole(&header(control, versions), len, &mut f) {
-            fill_in_parts(self.out, &header(control, versions), len, f);
+        if !self.out.put_unmarked(&header(control, versions), len, &mut f) {
+            fill_marked(self.out, &header(control, versions), len, f);
         }
+    }
+}
+
+/// Writes a ULPDU with `header` and `len` bytes, wherever its markers lie: at once if that is possible.
+#[inline(never)]
+fn fill_marked<const N: usize>(
+    out: &mut UlpduWriter<'_, '_>,
+    header: &[u8; N],
+    len: usize,
+    mut f: impl FnMut(&mut GappedMut<'_>),
+) {
+    if !out.put_whole(header, len, &mut f) {
+        fill_in_parts(out, header, len, f);
     }
 }
 

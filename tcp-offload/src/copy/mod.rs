@@ -57,12 +57,37 @@ pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
     unsafe { access::write(to, bytes) }
 }
 
-/// Copies bytes from the shared memory at `from` into all of the space of `out`. A call for each of the pieces takes longer than
-/// to find the gaps here.
+/// Copies bytes from the shared memory at `from` into all of the space of `out`.
 ///
 /// # Safety
 /// As [`read()`], for `out.len` bytes.
-pub unsafe fn read_gapped(mut from: *const u8, out: &mut GappedMut<'_>) {
+#[inline]
+pub unsafe fn read_gapped(from: *const u8, out: &mut GappedMut<'_>) {
+    let GappedMut { bytes, len, gaps } = out;
+    match bytes.get_mut(..*len) {
+        // SAFETY: the caller's contract.
+        Some(space) if *len <= gaps.first => unsafe { read_run(from, space) },
+        // SAFETY: the caller's contract.
+        _ => unsafe { read_around_gaps(from, GappedMut { bytes, len: *len, gaps: *gaps }) },
+    }
+}
+
+/// [`read()`], not inlined, because it is long.
+///
+/// # Safety
+/// As [`read()`].
+#[inline(never)]
+unsafe fn read_run(from: *const u8, out: &mut [u8]) {
+    // SAFETY: the caller's contract.
+    unsafe { access::read(from, out) }
+}
+
+/// [`read_gapped`] if there are gaps. A call for each of the pieces takes longer than to find the gaps here.
+///
+/// # Safety
+/// As [`read_gapped`].
+#[inline(never)]
+unsafe fn read_around_gaps(mut from: *const u8, mut out: GappedMut<'_>) {
     out.for_each(|space| {
         // SAFETY: the caller's contract; all pieces together have at most `out.len` bytes.
         unsafe { access::read(from, space) };
@@ -71,11 +96,36 @@ pub unsafe fn read_gapped(mut from: *const u8, out: &mut GappedMut<'_>) {
     });
 }
 
-/// Copies `source` without its gaps to the shared memory at `to`; see [`read_gapped`].
+/// Copies `source` without its gaps to the shared memory at `to`.
 ///
 /// # Safety
 /// As [`write()`], for `source.len` bytes.
-pub unsafe fn write_gapped(mut to: *mut u8, source: &Gapped<'_>) {
+#[inline]
+pub unsafe fn write_gapped(to: *mut u8, source: &Gapped<'_>) {
+    match source.bytes.get(..source.len) {
+        // SAFETY: the caller's contract.
+        Some(bytes) if source.len <= source.gaps.first => unsafe { write_run(to, bytes) },
+        // SAFETY: the caller's contract.
+        _ => unsafe { write_around_gaps(to, *source) },
+    }
+}
+
+/// [`write()`], not inlined, because it is long.
+///
+/// # Safety
+/// As [`write()`].
+#[inline(never)]
+unsafe fn write_run(to: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller's contract.
+    unsafe { access::write(to, bytes) }
+}
+
+/// [`write_gapped`] if there are gaps; see [`read_around_gaps`].
+///
+/// # Safety
+/// As [`write_gapped`].
+#[inline(never)]
+unsafe fn write_around_gaps(mut to: *mut u8, source: Gapped<'_>) {
     source.for_each(|bytes| {
         // SAFETY: the caller's contract; all pieces together have at most `source.len` bytes.
         unsafe { access::write(to, bytes) };

@@ -132,6 +132,31 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
+    /// Writes a whole FPDU at once if nothing was written before, and it has no markers and fits the current chunk; else writes
+    /// nothing and returns false, and [`Self::put_whole`] may write it. Its ULPDU has `header` and `len` bytes, which `f(space)`
+    /// writes.
+    #[inline]
+    pub fn put_unmarked<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        len: usize,
+        f: impl FnOnce(&mut GappedMut<'_>),
+    ) -> bool {
+        let ulpdu = N + len;
+        let range = Layout::body(ulpdu);
+        if !self.has_length
+            || self.offset != self.start
+            || ulpdu > self.room
+            || range > self.layout.to_marker(self.start)
+        {
+            return false;
+        }
+        let Some(fpdu) = self.frame.contiguous(range) else { return false };
+        put_fpdu(fpdu, 0, usize::MAX, self.crc, header, len, f);
+        self.end_whole(ulpdu, range);
+        true
+    }
+
     /// Writes a whole FPDU at once: a ULPDU of `header` and `len` bytes. `f(space)` writes these bytes chunk by chunk, which is
     /// once unless the FPDU crosses the end of a chunk. Returns false, and has written nothing, when something was written before,
     /// the FPDU does not fit, or its first fields have a marker between them or cross the end of a chunk: the other methods write
@@ -155,18 +180,8 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         let Some(first) = next_marker.checked_sub(fields) else { return false };
         let range = (self.layout.end(self.start, ulpdu) - self.start) as usize;
         if let Some(fpdu) = self.frame.contiguous(range) {
-            let Some((covered, to_crc)) = fpdu.split_last_chunk_mut::<CRC_BYTES>() else { return false };
-            let bytes = put_fields(covered, marker, ulpdu, header);
-            // The pad, and the marker that may follow it.
-            match bytes.last_chunk_mut::<8>() {
-                Some(end) => *end = [0; 8],
-                None => bytes.fill(0),
-            }
-            f(&mut GappedMut { bytes, len, gaps: markers_from(first) });
-            put_markers(bytes, first, (LENGTH_BYTES + N) as u64);
-            *to_crc = if self.crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
-            self.offset += range as u64;
-            (self.written, self.room, self.complete) = (ulpdu, 0, true);
+            put_fpdu(fpdu, marker, first, self.crc, header, len, f);
+            self.end_whole(ulpdu, range);
             return true;
         }
         let Some(space) = self.frame.contiguous(fields) else { return false };
@@ -234,6 +249,13 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         debug_assert!(len <= self.room, "the upper layer asked for {len} bytes, {} are left", self.room);
         self.write_header();
         len.min(self.room)
+    }
+
+    /// Records that a whole FPDU was written: a ULPDU of `ulpdu` bytes in a range of `range` bytes.
+    #[inline]
+    fn end_whole(&mut self, ulpdu: usize, range: usize) {
+        self.offset += range as u64;
+        (self.written, self.room, self.complete) = (ulpdu, 0, true);
     }
 
     /// Records that `done` of `len` bytes of ULPDU were written.
@@ -324,6 +346,31 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     fn put_marker(&mut self) {
         self.put_field(marker(self.offset.saturating_sub(self.layout.header(self.start))));
     }
+}
+
+/// Writes an FPDU, which begins with a marker of `marker` bytes, to all of `fpdu`. `first` bytes lie between the ULPDU's header and
+/// the next marker. `f(space)` writes the `len` bytes behind the header.
+#[expect(clippy::inline_always, reason = "most FPDUs have no marker, and the compiler specialises them")]
+#[inline(always)]
+fn put_fpdu<const N: usize>(
+    fpdu: &mut [u8],
+    marker: usize,
+    first: usize,
+    crc: bool,
+    header: &[u8; N],
+    len: usize,
+    f: impl FnOnce(&mut GappedMut<'_>),
+) {
+    let Some((covered, to_crc)) = fpdu.split_last_chunk_mut::<CRC_BYTES>() else { return };
+    let bytes = put_fields(covered, marker, N + len, header);
+    // The pad, and the marker that may follow it.
+    match bytes.last_chunk_mut::<8>() {
+        Some(end) => *end = [0; 8],
+        None => bytes.fill(0),
+    }
+    f(&mut GappedMut { bytes, len, gaps: markers_from(first) });
+    put_markers(bytes, first, (LENGTH_BYTES + N) as u64);
+    *to_crc = if crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
 }
 
 /// Writes the markers of `bytes`, which begin `distance` bytes behind the ULPDU Length field. The first marker lies at byte `first`.
