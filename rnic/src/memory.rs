@@ -258,7 +258,8 @@ impl Memory {
     }
 
     /// As [`write`](Self::write), for bytes between gaps.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each segment calls it once, and its result is large")]
+    #[inline(always)]
     pub fn write_gapped(&self, offset: usize, source: &copy::Gapped<'_>) -> Result<(), AccessError> {
         let to = self.writable()?.range(offset, source.len)?;
         // SAFETY: as in `write`.

@@ -15,6 +15,10 @@ const MOST_RANGES: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooScattered;
 
+/// The message cannot be delivered: it has ended, but not every byte is filled, or it has too many ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Incomplete;
+
 /// The bytes of one message that its delivered segments have filled.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
@@ -23,8 +27,30 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
+    /// Adds the bytes of a delivered segment, from `start` up to `end`. Returns whether the message is complete, and then forgets
+    /// its ranges. It is if this is its `last` segment: that one has the highest offset (RFC 5041 section 4.1), so its end is the
+    /// end of the message, and every byte before it must have been filled (section 5.4).
+    #[inline]
+    pub(crate) fn fill(&mut self, start: u64, end: u64, last: bool) -> Result<bool, Incomplete> {
+        let only_segment = last && start == 0 && self.ranges.is_empty();
+        if only_segment { Ok(true) } else { self.fill_part(start, end, last) }
+    }
+
+    #[inline(never)]
+    fn fill_part(&mut self, start: u64, end: u64, last: bool) -> Result<bool, Incomplete> {
+        self.add(start, end).map_err(|TooScattered| Incomplete)?;
+        if !last {
+            return Ok(false);
+        }
+        if !self.is_whole(end) {
+            return Err(Incomplete);
+        }
+        self.clear();
+        Ok(true)
+    }
+
     /// Adds the bytes from `start` up to `end`.
-    pub(crate) fn add(&mut self, start: u64, end: u64) -> Result<(), TooScattered> {
+    fn add(&mut self, start: u64, end: u64) -> Result<(), TooScattered> {
         if start >= end {
             return Ok(());
         }

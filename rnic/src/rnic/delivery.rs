@@ -3,6 +3,8 @@
 //!
 //! [`Ulp::deliver`]: xwarp_tcp::ulp::Ulp::deliver
 
+use std::ops::Range;
+
 use super::{
     Opcode, Shared, WorkCompletion,
     pieces::Stretches,
@@ -66,7 +68,7 @@ impl QueuePair {
         }
         let byte_len = self.rx.written.bytes;
         self.counters.rdmap.immediates_in += 1;
-        self.complete_receive(shared, |completion| WorkCompletion {
+        self.complete_receive(shared, self.rq.first(), |completion| WorkCompletion {
             opcode: Opcode::RecvImmediate,
             byte_len,
             immediate: Some(data),
@@ -76,8 +78,27 @@ impl QueuePair {
         Ok(())
     }
 
-    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    /// [`Self::deliver_send`] of the bytes `place` of the next message, whose receive is `wr_id`, if that is possible without an
+    /// error; otherwise returns false.
+    #[expect(clippy::inline_always, reason = "each message calls it once")]
     #[inline(always)]
+    pub(super) fn deliver_usual_send(
+        &mut self,
+        shared: &mut Shared,
+        place: Range<u64>,
+        last: bool,
+        solicited: bool,
+        wr_id: u64,
+    ) -> bool {
+        let Range { start, end } = place;
+        let Ok(complete) = self.rx.send_coverage.fill(start, end, last) else { return false };
+        self.counters.ddp.untagged_bytes += end - start;
+        if complete {
+            self.complete_send(shared, Some(wr_id), end as u32, None, solicited);
+        }
+        true
+    }
+
     pub(super) fn deliver_send(
         &mut self,
         shared: &mut Shared,
@@ -89,33 +110,35 @@ impl QueuePair {
         let invalid_mo = || Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into());
         let start = u64::from(seen.header.mo);
         let end = start + u64::from(seen.len);
-        let whole = seen.header.last && start == 0 && self.rx.send_coverage.is_whole(0);
-        if !whole {
-            self.rx.send_coverage.add(start, end).map_err(|_| invalid_mo())?;
-            if !seen.header.last {
-                return Ok(());
-            }
-            // The last segment has the highest offset (RFC 5041 section 4.1), so its end is the end of the message, and
-            // every byte before it must have been filled (section 5.4).
-            if !self.rx.send_coverage.is_whole(end) {
-                return Err(invalid_mo());
-            }
+        if !self.rx.send_coverage.fill(start, end, seen.header.last).map_err(|_| invalid_mo())? {
+            return Ok(());
         }
         if let Some(stag) = invalidate {
             shared.keys.invalidate_remotely(self.user(), stag).map_err(|error| seen.refused(error))?;
             self.counters.rdmap.invalidated_by_peer += 1;
         }
-        if !whole {
-            self.rx.send_coverage.clear();
-        }
+        self.complete_send(shared, self.rq.first(), end as u32, invalidate, solicited);
+        Ok(())
+    }
+
+    /// Completes `receive`, that of the next message, with a Send of `byte_len` bytes.
+    #[expect(clippy::inline_always, reason = "see `CompletionRing::push`")]
+    #[inline(always)]
+    fn complete_send(
+        &mut self,
+        shared: &mut Shared,
+        receive: Option<u64>,
+        byte_len: u32,
+        invalidated: Option<STag>,
+        solicited: bool,
+    ) {
         self.counters.rdmap.sends_in += 1;
-        self.complete_receive(shared, |completion| WorkCompletion {
-            byte_len: end as u32,
-            invalidated: invalidate,
+        self.complete_receive(shared, receive, |completion| WorkCompletion {
+            byte_len,
+            invalidated,
             solicited,
             ..completion
         });
-        Ok(())
     }
 
     /// Completes the next receive with a Send of `len` bytes beyond a gap. If it `overtook` messages, they are unchanged.
@@ -130,7 +153,7 @@ impl QueuePair {
         let written = if overtook { self.rx.written } else { Written::default() };
         self.rx.send_coverage.clear();
         self.counters.rdmap.sends_in += 1;
-        self.complete_receive(shared, |completion| WorkCompletion {
+        self.complete_receive(shared, self.rq.first(), |completion| WorkCompletion {
             byte_len: len.into(),
             solicited,
             overtook,
@@ -139,18 +162,19 @@ impl QueuePair {
         self.rx.written = written;
     }
 
-    /// Completes the receive of the next message, whose coverage the caller has cleared; `describe` fills in the
-    /// completion.
+    /// Completes `receive`, that of the next message, whose coverage the caller has cleared; `describe` fills in the completion.
     #[expect(clippy::inline_always, reason = "see `CompletionRing::push`")]
     #[inline(always)]
     fn complete_receive(
         &mut self,
         shared: &mut Shared,
+        receive: Option<u64>,
         describe: impl FnOnce(WorkCompletion) -> WorkCompletion,
     ) {
         self.rx.send_msn = self.rx.send_msn.next();
         self.rx.written = Written::default();
-        if let Some(wr_id) = self.rq.complete() {
+        self.rq.remove_first();
+        if let Some(wr_id) = receive {
             let completion = describe(self.completion(wr_id, WcStatus::Success, Opcode::Recv));
             shared.complete(&self.recv_cq, self.attributes.recv_cq, completion);
         }

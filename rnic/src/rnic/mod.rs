@@ -110,7 +110,7 @@ use crate::{
     ddp::DdpError,
     memory::{AccessError, Memory},
     rdmap::{AtomicRequest, RdmapError},
-    segment::{Quote, Received, Sink},
+    segment::Quote,
 };
 
 id! {
@@ -281,33 +281,6 @@ impl Rnic {
     }
 }
 
-/// Places a segment.
-struct Place<'a> {
-    qp: &'a mut QueuePair,
-    shared: &'a mut Shared,
-    arrival: Arrival,
-}
-
-impl Sink<Segment, Refused> for Place<'_> {
-    fn receive(self, received: Received<'_, '_>) -> Result<Segment, Refused> {
-        self.qp.place(self.shared, received, self.arrival)
-    }
-}
-
-/// Places a segment in order and delivers it.
-struct Take<'a> {
-    qp: &'a mut QueuePair,
-    shared: &'a mut Shared,
-}
-
-impl Sink<(), Refused> for Take<'_> {
-    #[expect(clippy::inline_always, reason = "see `Sink`")]
-    #[inline(always)]
-    fn receive(self, received: Received<'_, '_>) -> Result<(), Refused> {
-        self.qp.take(self.shared, received)
-    }
-}
-
 impl Ulp for Rnic {
     type Placed = Placed;
 
@@ -316,7 +289,7 @@ impl Ulp for Rnic {
         if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
             return qp.refuse_data(shared);
         }
-        match qp.codec().read(ulpdu, Place { qp, shared, arrival }) {
+        match qp.read_and_place(shared, ulpdu, arrival) {
             Ok(segment) => {
                 qp.counters.placed(&segment, arrival);
                 // The completion of a Send that has overtaken others may have overflowed its queue.
@@ -343,13 +316,11 @@ impl Ulp for Rnic {
         if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
             return qp.refuse_data(shared);
         }
-        let taken = qp.codec().read(ulpdu, Take { qp, shared });
-        if taken.is_ok() && shared.overflowed.is_empty() {
-            return Ok(());
+        let taken = if qp.take_usual(shared, ulpdu) { Ok(()) } else { qp.take_other(shared, ulpdu) };
+        if !self.shared.overflowed.is_empty() {
+            self.end_overflowed();
         }
-        let refusal = taken.map_err(|refused| qp.refuse(refused, shared));
-        self.end_overflowed();
-        refusal
+        taken
     }
 
     fn deliver(&mut self, conn: ConnId, placed: Placed) -> Result<(), Refusal> {
@@ -405,6 +376,27 @@ impl QueuePair {
             self.data_after_close(shared);
         }
         Err(Refusal::Stop)
+    }
+
+    fn read_and_place(
+        &mut self,
+        shared: &mut Shared,
+        ulpdu: &Ulpdu<'_>,
+        arrival: Arrival,
+    ) -> Result<Segment, Refused> {
+        let received = self.codec().read(ulpdu)?;
+        self.place(shared, received, arrival)
+    }
+
+    /// Places a segment in order and delivers it.
+    #[inline(never)]
+    fn take_other(&mut self, shared: &mut Shared, ulpdu: &Ulpdu<'_>) -> Result<(), Refusal> {
+        let arrival = Arrival::InOrder;
+        let taken = self.read_and_place(shared, ulpdu, arrival).and_then(|segment| {
+            self.counters.placed(&segment, arrival);
+            self.deliver(shared, segment)
+        });
+        taken.map_err(|refused| self.refuse(refused, shared))
     }
 
     /// Handles a ULPDU that was rejected in order: withholds it, or fails the stream.

@@ -7,10 +7,12 @@
 //! [`Ulp::place`]: xwarp_tcp::ulp::Ulp::place
 #![deny(clippy::indexing_slicing)]
 
-use xwarp_tcp::ulp::Arrival;
+use xwarp_tcp::ulp::{Arrival, Ulpdu};
 
 use super::{
     Shared,
+    grant::Keys,
+    keys::User,
     pieces::{Extent, Stretches},
     qp::QueuePair,
     rdma_tcp::PlacedSegment,
@@ -18,11 +20,12 @@ use super::{
     work::{Access, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Msn, Queue, STag, Tagged, Untagged},
+    ddp::{DdpError, Header, Msn, Queue, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
     memory::Memory,
     rdmap::{
-        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
-        READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
+        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, Control,
+        MessageType, READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES,
+        TerminateHeader,
     },
     segment::{Quote, Received, Seen, SegmentPayload, Unreadable},
 };
@@ -117,19 +120,54 @@ where
     fn refused(&self, error: impl Into<StreamError>) -> Refused {
         self.seen.refused(error)
     }
+}
 
-    /// Copies the payload to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only.
-    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
-    #[inline(always)]
-    fn copy_to(&self, extent: &Extent, start: u64) -> bool {
-        let Some(memory) = extent.one_memory() else {
-            return copy_to_stretches(self.payload, extent.stretches(start, self.seen.len.into()));
-        };
-        match self.payload.one_run() {
-            Some(run) => run.len == 0 || memory.write_gapped(start as usize, &run).is_ok(),
-            None => copy_to_memory(self.payload, memory, start),
-        }
+/// Copies `payload` to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only.
+#[expect(clippy::inline_always, reason = "see `QueuePair::take_usual`")]
+#[inline(always)]
+fn copy_to(payload: SegmentPayload<'_, '_>, extent: &Extent, start: u64) -> bool {
+    let Some(memory) = extent.one_memory() else {
+        return copy_to_stretches(payload, extent.stretches(start, payload.len().into()));
+    };
+    match payload.one_run() {
+        Some(run) => run.len == 0 || memory.write_gapped(start as usize, &run).is_ok(),
+        None => copy_to_memory(payload, memory, start),
     }
+}
+
+/// Copies `payload` to `receive`, from byte `mo` on, where it fits; returns false if the user has no access to the memory.
+#[expect(clippy::inline_always, reason = "see `QueuePair::take_usual`")]
+#[inline(always)]
+fn copy_to_receive(
+    payload: SegmentPayload<'_, '_>,
+    receive: &Receive,
+    mo: u64,
+    keys: &Keys,
+    user: User,
+) -> bool {
+    let (need, len) = (Access::LOCAL_WRITE, payload.len().into());
+    let [piece] = receive.scatter.as_slice() else {
+        return copy_to_list(payload, receive, mo, keys, user);
+    };
+    let Some(start) = piece.offset.checked_add(mo) else { return false };
+    match keys.find(user, piece.key, need, start, len) {
+        Ok((extent, start)) => copy_to(payload, extent, start),
+        Err(_) => false,
+    }
+}
+
+/// [`copy_to_receive`] for a receive of several pieces.
+#[inline(never)]
+fn copy_to_list(
+    payload: SegmentPayload<'_, '_>,
+    receive: &Receive,
+    mo: u64,
+    keys: &Keys,
+    user: User,
+) -> bool {
+    let len = payload.len().into();
+    let stretches = Stretches::open(keys, user, Access::LOCAL_WRITE, &receive.scatter, mo, len);
+    stretches.is_ok_and(|stretches| copy_to_stretches(payload, stretches))
 }
 
 /// Copies `payload` to `memory`, from byte `start` on; returns false if the memory is read-only.
@@ -181,41 +219,71 @@ impl QueuePair {
         }
     }
 
-    /// Places a segment in order and delivers it. Segments of Sends and RDMA Writes, which are nearly all, are not stored in
-    /// between.
-    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    /// Places a segment in order and delivers it, if it is one of an RDMA Write or a Send, as nearly all are, and nothing is wrong
+    /// with it. Otherwise returns false: [`Self::place`] and [`Self::deliver`], which do the same in two steps, take it then or
+    /// find the error. What was done until then, up to writing the payload, has no further effect when they do it again.
+    #[expect(clippy::inline_always, reason = "each segment calls it once")]
     #[inline(always)]
-    pub(crate) fn take(&mut self, shared: &mut Shared, received: Received<'_, '_>) -> Result<(), Refused> {
-        let arrival = Arrival::InOrder;
-        match received {
-            Received::Tagged(MessageType::Write, seen, payload) => {
-                self.place_write(shared, &Incoming { payload, arrival, seen })?;
-                self.counters.ddp.write_bytes += u64::from(seen.len);
-                self.rx.expects_rtr = false;
-                self.rx.written.add(seen.len, seen.header.last);
-                Ok(())
-            }
-            Received::Untagged(MessageType::Send { invalidate, solicited }, seen, payload)
-                if seen.header.queue == Queue::Send.number() && !self.rx.expects_rtr =>
-            {
-                self.place_send(shared, &Incoming { payload, arrival, seen })?;
-                self.counters.ddp.untagged_bytes += u64::from(seen.len);
-                let invalidate = invalidate.then(|| STag::new(seen.header.word));
-                self.deliver_send(shared, seen, invalidate, solicited)
-            }
-            other => self.take_other(shared, other),
+    pub(crate) fn take_usual(&mut self, shared: &mut Shared, ulpdu: &Ulpdu<'_>) -> bool {
+        if self.stream.is_some() || self.rx.expects_rtr {
+            return false;
+        }
+        let Some(bytes) = ulpdu.header::<UNTAGGED_BYTES>() else { return false };
+        // The two forms are separate, so that the compiler specialises each.
+        match Header::parse(bytes, self.versions) {
+            Ok(Header::Tagged(header)) => self.take_write(shared, header, ulpdu),
+            Ok(Header::Untagged(header)) => self.take_send(shared, header, ulpdu),
+            Err(_) => false,
         }
     }
 
-    #[inline(never)]
-    fn take_other(&mut self, shared: &mut Shared, received: Received<'_, '_>) -> Result<(), Refused> {
-        let segment = self.place(shared, received, Arrival::InOrder)?;
-        self.counters.placed(&segment, Arrival::InOrder);
-        self.deliver(shared, segment)
+    /// [`Self::take_usual`] for an RDMA Write.
+    #[expect(clippy::inline_always, reason = "see `Self::take_usual`")]
+    #[inline(always)]
+    fn take_write(&mut self, shared: &mut Shared, header: Tagged, ulpdu: &Ulpdu<'_>) -> bool {
+        let payload = SegmentPayload::behind(TAGGED_BYTES, ulpdu);
+        let (len, user) = (payload.len(), self.user());
+        let Ok(Control { message: MessageType::Write }) = Control::parse(header.control, self.versions)
+        else {
+            return false;
+        };
+        // The tag of a segment without payload must not be checked (RFC 5041 section 5.2).
+        if len == 0 {
+            return false;
+        }
+        let found = shared.keys.find(user, header.stag, Access::REMOTE_WRITE, header.to, len.into());
+        let Ok((extent, start)) = found else { return false };
+        if !copy_to(payload, extent, start) {
+            return false;
+        }
+        self.counters.ddp.write_bytes += u64::from(len);
+        self.rx.written.add(len, header.last);
+        true
     }
 
-    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    /// [`Self::take_usual`] for a Send.
+    #[expect(clippy::inline_always, reason = "see `Self::take_usual`")]
     #[inline(always)]
+    fn take_send(&mut self, shared: &mut Shared, header: Untagged, ulpdu: &Ulpdu<'_>) -> bool {
+        let payload = SegmentPayload::behind(UNTAGGED_BYTES, ulpdu);
+        let (len, user) = (payload.len(), self.user());
+        let Ok(Control { message: MessageType::Send { invalidate: false, solicited } }) =
+            Control::parse(header.control, self.versions)
+        else {
+            return false;
+        };
+        if len == 0 || header.queue != Queue::Send.number() || header.msn != self.rx.send_msn {
+            return false;
+        }
+        let Some(receive) = self.rq.bind(0, &mut shared.events) else { return false };
+        let start = u64::from(header.mo);
+        let end = start + u64::from(len);
+        let wr_id = receive.wr_id;
+        end <= receive.capacity.min(u32::MAX.into())
+            && copy_to_receive(payload, receive, start, &shared.keys, user)
+            && self.deliver_usual_send(shared, start..end, header.last, solicited, wr_id)
+    }
+
     pub(super) fn place_write(
         &self,
         shared: &Shared,
@@ -228,7 +296,7 @@ impl QueuePair {
                 .keys
                 .find(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
                 .map_err(|error| incoming.refused(DdpError::from(error)))?;
-            if !incoming.copy_to(extent, start) {
+            if !copy_to(incoming.payload, extent, start) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -262,7 +330,7 @@ impl QueuePair {
                 .map_err(|error| {
                     Refused::Answer(WcStatus::LocalProtection, DdpError::from(error).into(), quote)
                 })?;
-            if !incoming.copy_to(extent, start) {
+            if !copy_to(incoming.payload, extent, start) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -331,8 +399,6 @@ impl QueuePair {
     }
 
     /// The receive for a message of queue 0, by its MSN.
-    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
-    #[inline(always)]
     pub(super) fn receive_for(
         &mut self,
         shared: &mut Shared,
@@ -349,8 +415,6 @@ impl QueuePair {
         receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
     }
 
-    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
-    #[inline(always)]
     pub(super) fn place_send(
         &mut self,
         shared: &mut Shared,
@@ -371,19 +435,11 @@ impl QueuePair {
         if mo + len > receive.capacity {
             return Err(refused(WcStatus::LocalLength, DdpError::TooLong));
         }
-        let (keys, need) = (&shared.keys, Access::LOCAL_WRITE);
-        let placed = if let [piece] = receive.scatter.as_slice()
-            && let Some(start) = piece.offset.checked_add(mo)
-        {
-            match keys.find(user, piece.key, need, start, len) {
-                Ok((extent, start)) => incoming.copy_to(extent, start),
-                Err(_) => false,
-            }
+        if copy_to_receive(incoming.payload, receive, mo, &shared.keys, user) {
+            Ok(())
         } else {
-            let stretches = Stretches::open(keys, user, need, &receive.scatter, mo, len);
-            stretches.is_ok_and(|stretches| copy_to_stretches(incoming.payload, stretches))
-        };
-        if placed { Ok(()) } else { Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic)) }
+            Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic))
+        }
     }
 }
 

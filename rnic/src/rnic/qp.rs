@@ -337,7 +337,8 @@ impl QueuePair {
 
     /// Completes the receive of the next message with an error, before the others are flushed.
     pub(crate) fn fail_receive(&mut self, status: WcStatus, shared: &mut Shared) {
-        if let Some(wr_id) = self.rq.complete() {
+        if let Some(wr_id) = self.rq.first() {
+            self.rq.remove_first();
             self.push_failed_recv(wr_id, status, shared);
         }
     }

@@ -184,7 +184,8 @@ impl ReceiveQueue {
     /// The receive for the message that is `ahead` messages after the next one. A shared queue binds its oldest receive
     /// to a message when its first segment arrives. It does so for a message that is not due only while this queue
     /// pair's early receives are within its share.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each segment of a message calls it once")]
+    #[inline(always)]
     pub(crate) fn bind(&mut self, ahead: u32, events: &mut Events) -> Option<&Receive> {
         if self.bound(ahead).is_none() {
             self.bind_shared(ahead, events)?;
@@ -211,17 +212,18 @@ impl ReceiveQueue {
         Some(())
     }
 
-    /// Removes the receive of the next message and advances to the message after it. Returns the receive's
-    /// identifier.
-    #[expect(clippy::inline_always, reason = "each message that arrives in a receive calls it once")]
-    #[inline(always)]
-    pub(crate) fn complete(&mut self) -> Option<u64> {
-        let completed = self.bound(0).map(|receive| receive.wr_id);
+    /// The identifier of the receive of the next message, if it has one.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.bound(0).map(|receive| receive.wr_id)
+    }
+
+    /// Removes the receive of the next message, if it has one, and advances to the message after it.
+    #[inline]
+    pub(crate) fn remove_first(&mut self) {
         self.advance();
         if matches!(self.source, Source::Shared { early: 1.., .. }) {
             self.next_is_due();
         }
-        completed
     }
 
     /// Records that the receive of the message that is now the next one, if it has one, is no longer early.
@@ -247,7 +249,7 @@ impl ReceiveQueue {
             *early = 0;
         }
         while self.len > 0 {
-            let flushed = self.bound(0).map(|receive| receive.wr_id);
+            let flushed = self.first();
             self.advance();
             if flushed.is_some() {
                 return flushed;
@@ -274,8 +276,9 @@ mod tests {
         );
         for wr_id in 0..1500 {
             let last = queue.bind(1499 - wr_id as u32, &mut events).map(|receive| receive.wr_id);
-            assert_eq!((last, queue.complete()), (Some(1499), Some(wr_id)));
+            assert_eq!((last, queue.first()), (Some(1499), Some(wr_id)));
+            queue.remove_first();
         }
-        assert_eq!((queue.len(), queue.complete()), (0, None));
+        assert_eq!((queue.len(), queue.first()), (0, None));
     }
 }

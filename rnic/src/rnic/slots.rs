@@ -49,7 +49,8 @@ impl<T> Slots<T> {
     }
 
     /// The slot for a new entry, with an old one in it, or what `unused` returns.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "`add` has the long part")]
+    #[inline(always)]
     pub(crate) fn claim(&mut self, position: u64, unused: impl Fn() -> T) -> Option<&mut T> {
         if self.slots.len() <= self.index(position) {
             self.add(position, unused);

@@ -17,7 +17,7 @@ use xwarp_tcp::{
 pub(crate) use writer::{Head, Header, SegmentWriter, TaggedHead, UntaggedHead};
 
 use crate::{
-    ddp::{self, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged, Versions},
+    ddp::{self, Malformed, RawHeader, Tagged, UNTAGGED_BYTES, Untagged, Versions},
     rdmap::{Control, InvalidControl, MessageType, RdmapError, ReadRequest, StreamError},
 };
 
@@ -42,13 +42,6 @@ pub(crate) enum Received<'u, 'p> {
     Numbered(SegmentHeader, SegmentPayload<'u, 'p>),
 }
 
-/// Receives the segment that [`Codec::read`] has read. It is a trait and no closure, so that its method can be compiled into the
-/// codec for each form of a segment: the segment is then never built in memory.
-pub(crate) trait Sink<T, E> {
-    /// Receives the segment.
-    fn receive(self, received: Received<'_, '_>) -> Result<T, E>;
-}
-
 /// The payload of a received segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentPayload<'u, 'p> {
@@ -57,7 +50,13 @@ pub(crate) struct SegmentPayload<'u, 'p> {
     at: usize,
 }
 
-impl SegmentPayload<'_, '_> {
+impl<'u, 'p> SegmentPayload<'u, 'p> {
+    /// The bytes behind a header of `at` bytes.
+    #[inline]
+    pub(crate) fn behind(at: usize, ulpdu: &'u Ulpdu<'p>) -> Self {
+        Self { ulpdu, at }
+    }
+
     /// Bytes of the payload. The length field of a framing has 16 bits.
     pub(crate) fn len(&self) -> u16 {
         self.ulpdu.len().saturating_sub(self.at) as u16
@@ -150,63 +149,44 @@ impl From<Seen<Untagged>> for Quote {
 }
 
 impl Codec {
-    /// Reads the segment that a frame carries, and passes it to `sink`.
-    #[inline]
-    pub(crate) fn read<T, E: From<Unreadable>>(
-        self,
-        ulpdu: &Ulpdu<'_>,
-        sink: impl Sink<T, E>,
-    ) -> Result<T, E> {
+    /// Reads the segment that a frame carries.
+    pub(crate) fn read<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
         match self {
-            Self::Ddp(versions) => read_ddp(versions, ulpdu, sink),
+            Self::Ddp(versions) => read_ddp(versions, ulpdu),
             Self::RdmaTcp(_) => {
                 let mut head = [0; HEADER_MOST_BYTES];
                 let peeked = ulpdu.peek_header(&mut head);
                 let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
-                let header = header.map_err(|error| Unreadable::from(StreamError::from(error)))?;
-                sink.receive(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
+                let header = header.map_err(StreamError::from)?;
+                Ok(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
             }
         }
     }
 }
 
-#[inline]
-fn read_ddp<T, E: From<Unreadable>>(
-    versions: Versions,
-    ulpdu: &Ulpdu<'_>,
-    sink: impl Sink<T, E>,
-) -> Result<T, E> {
+fn read_ddp<'u, 'p>(versions: Versions, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
     let mut head = [0; UNTAGGED_BYTES];
     let peeked = ulpdu.peek_header(&mut head);
     if peeked == 0 {
-        return sink.receive(Received::Empty);
+        return Ok(Received::Empty);
     }
     let [first, ..] = head;
-    let unreadable = |header: &ddp::Header, error| {
-        let len = SegmentPayload { ulpdu, at: header.bytes() }.len();
-        Unreadable { error, quote: Quote::segment(header, first, len) }
+    let payload = |header: &ddp::Header| SegmentPayload { ulpdu, at: header.bytes() };
+    let unreadable = |header: &ddp::Header, error| Unreadable {
+        error,
+        quote: Quote::segment(header, first, payload(header).len()),
     };
-    // The two forms are separate, so that the compiler specialises each.
-    match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
-        Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
-            Ok(Control { message }) => {
-                let payload = SegmentPayload { ulpdu, at: TAGGED_BYTES };
-                sink.receive(Received::Tagged(message, Seen { header, first, len: payload.len() }, payload))
-            }
-            Err(InvalidControl(error)) => Err(unreadable(&ddp::Header::Tagged(header), error.into()).into()),
-        },
-        Ok(ddp::Header::Untagged(header)) => match Control::parse(header.control, versions) {
-            Ok(Control { message }) => {
-                let payload = SegmentPayload { ulpdu, at: UNTAGGED_BYTES };
-                sink.receive(Received::Untagged(message, Seen { header, first, len: payload.len() }, payload))
-            }
-            Err(InvalidControl(error)) => {
-                Err(unreadable(&ddp::Header::Untagged(header), error.into()).into())
-            }
-        },
-        Err(Malformed::Version(error, header)) => Err(unreadable(&header, error.into()).into()),
-        Err(Malformed::Truncated) => {
-            Err(Unreadable::from(StreamError::from(RdmapError::StreamCatastrophic)).into())
-        }
-    }
+    let header = match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
+        Ok(header) => header,
+        Err(Malformed::Version(error, header)) => return Err(unreadable(&header, error.into())),
+        Err(Malformed::Truncated) => return Err(StreamError::from(RdmapError::StreamCatastrophic).into()),
+    };
+    let Control { message } = Control::parse(header.control(), versions)
+        .map_err(|InvalidControl(error)| unreadable(&header, error.into()))?;
+    let payload = payload(&header);
+    let len = payload.len();
+    Ok(match header {
+        ddp::Header::Tagged(header) => Received::Tagged(message, Seen { header, first, len }, payload),
+        ddp::Header::Untagged(header) => Received::Untagged(message, Seen { header, first, len }, payload),
+    })
 }

@@ -59,14 +59,22 @@ impl<'a> Ulpdu<'a> {
     /// Like [`Self::peek`], for a header, which seldom spans a marker or two chunks.
     #[inline]
     pub fn peek_header<const N: usize>(&self, out: &mut [u8; N]) -> usize {
-        let first = self.raw.first().and_then(|piece| piece.get(self.start..)?.first_chunk());
-        match first {
-            Some(bytes) if N <= self.len.min(self.to_marker) => {
+        match self.header() {
+            Some(bytes) => {
                 *out = *bytes;
                 N
             }
-            _ => self.peek(out),
+            None => self.peek(out),
         }
+    }
+
+    /// The first bytes, if neither a marker nor the end of a chunk lies between them.
+    #[inline]
+    pub fn header<const N: usize>(&self) -> Option<&'a [u8; N]> {
+        if N > self.len.min(self.to_marker) {
+            return None;
+        }
+        self.raw.first()?.get(self.start..)?.first_chunk()
     }
 
     /// Calls `f(offset, bytes)` for the bytes from `start` on, where `offset` counts from `start`.
