@@ -275,6 +275,24 @@ impl QueuePair {
 
     /// Completes the finished requests at the head of the send queue, in order (RFC 5040 section 5.5, rule 15).
     pub(crate) fn complete_sends(&mut self, shared: &mut Shared) {
+        let Some(first) = self.sq.first() else { return };
+        // Most acknowledgements complete one request or none.
+        if let Progress::Sent(end) = first.progress {
+            if end > self.tx.acked {
+                return;
+            }
+            if let Some(request) = self.sq.pop() {
+                self.push_send(&request, WcStatus::Success, shared);
+            }
+            if self.sq.is_empty() {
+                return;
+            }
+        }
+        self.complete_more_sends(shared);
+    }
+
+    #[inline(never)]
+    fn complete_more_sends(&mut self, shared: &mut Shared) {
         while let Some((request, status)) = self.sq.pop_done(self.tx.acked) {
             self.push_send(&request, status, shared);
         }
@@ -302,10 +320,8 @@ impl QueuePair {
         if silent && status == WcStatus::Success {
             return;
         }
-        let byte_len = match operation {
-            Operation::Immediate { .. } => 8,
-            _ => len,
-        };
+        // Immediate Data has no payload.
+        let byte_len = len + if matches!(operation, Operation::Immediate { .. }) { 8 } else { 0 };
         let completion = self.completion(wr_id, status, operation.opcode());
         let completion = WorkCompletion { byte_len, overtook, ..completion };
         shared.complete(&self.send_cq, self.attributes.send_cq, completion);
@@ -418,7 +434,7 @@ impl QueuePair {
     /// Handles the end of the connection.
     pub(crate) fn disconnected(&mut self, reason: CloseReason, shared: &mut Shared) {
         // After our close with no work outstanding, the way in which the connection ended is no fault.
-        let done = self.phase.is_closing() && self.tx.ending == Ending::Finished && self.sq.len() == 0;
+        let done = self.phase.is_closing() && self.tx.ending == Ending::Finished && self.sq.is_empty();
         let fault = (!done && reason != CloseReason::Graceful).then_some(QpFault::Connection(reason));
         self.end(Ending::Finished, fault, shared);
     }

@@ -113,6 +113,11 @@ impl SendQueue {
         self.len as usize
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Position of the next entry to be posted.
     #[inline]
     fn tail(&self) -> Position {
@@ -252,25 +257,17 @@ impl SendQueue {
 
     /// The first request.
     #[inline]
-    fn first(&self) -> Option<&SendRequest> {
+    pub(crate) fn first(&self) -> Option<&SendRequest> {
         self.get(self.head)
     }
 
     /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
-    #[inline]
     pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(Summary, WcStatus)> {
-        loop {
-            let entry = self.first()?;
-            let status = match entry.progress {
-                Progress::Sent(end) if end <= acked => WcStatus::Success,
-                Progress::Done(status) => status,
-                Progress::Posted | Progress::Sent(_) | Progress::Asked => return None,
-                Progress::Overtook => {
-                    self.pop();
-                    continue;
-                }
-            };
-            return Some((self.pop()?, status));
+        self.drop_overtaken();
+        match self.first()?.progress {
+            Progress::Sent(end) if end <= acked => Some((self.pop()?, WcStatus::Success)),
+            Progress::Done(status) => Some((self.pop()?, status)),
+            _ => None,
         }
     }
 
@@ -293,7 +290,7 @@ impl SendQueue {
 
     /// Removes the first request, if there is one.
     #[inline]
-    fn pop(&mut self) -> Option<Summary> {
+    pub(crate) fn pop(&mut self) -> Option<Summary> {
         let entry = self.get_mut(self.head)?;
         // A fast registration that was not executed. Nothing else in the slot has to be dropped.
         if entry.memory.is_some() {
