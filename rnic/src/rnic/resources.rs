@@ -153,16 +153,23 @@ impl Rnic {
     /// earlier requests.
     pub fn post_send(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let pair = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
-        let plain =
-            matches!(pair.phase, Phase::Open(Closes { here: false, .. })) && request.operation.is_plain();
-        let progress = if plain { Progress::Posted } else { pair.check_post(request.operation)? };
-        pair.sq.post(request, progress)?;
-        if plain {
-            self.shared.wake(pair.conn);
-        } else {
-            pair.posted(request.operation, &mut self.shared);
-            self.end_overflowed();
+        let open = matches!(pair.phase, Phase::Open(Closes { here: false, .. }));
+        if !open || !request.operation.is_plain() {
+            return self.post_other(qp, request);
         }
+        pair.sq.post(request, Progress::Posted)?;
+        self.shared.wake(pair.conn);
+        Ok(())
+    }
+
+    /// [`Self::post_send`] of a request that needs more checks, or work of ours, or is flushed.
+    #[inline(never)]
+    fn post_other(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
+        let pair = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
+        let progress = pair.check_post(request.operation)?;
+        pair.sq.post(request, progress)?;
+        pair.posted(request.operation, &mut self.shared);
+        self.end_overflowed();
         Ok(())
     }
 
@@ -186,7 +193,6 @@ impl Rnic {
 impl QueuePair {
     /// Checks that the queue pair takes a request with this operation in its state. Returns the request's initial
     /// progress.
-    #[inline(never)]
     fn check_post(&self, operation: Operation) -> Result<Progress, PostError> {
         if self.flushes_sends() {
             return Ok(Progress::Done(WcStatus::Flushed));
@@ -204,7 +210,6 @@ impl QueuePair {
     }
 
     /// Begins a request that was just posted, or flushes it.
-    #[inline(never)]
     fn posted(&mut self, operation: Operation, shared: &mut Shared) {
         if self.flushes_sends() {
             self.complete_sends(shared);

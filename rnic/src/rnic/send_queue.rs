@@ -131,7 +131,8 @@ impl SendQueue {
     }
 
     /// Appends a request with its initial progress.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the usual caller passes a constant")]
+    #[inline(always)]
     pub(crate) fn post(&mut self, request: &WorkRequest<'_>, progress: Progress) -> Result<(), PostError> {
         let (position, max_wr) = (self.tail(), self.max_wr);
         if self.len >= max_wr {
@@ -147,26 +148,32 @@ impl SendQueue {
         entry.inline = None;
         entry.len = len;
         entry.progress = progress;
-        match request.payload {
-            Payload::Piece(piece) => set_sge_list(&mut entry.payload, &[piece]),
-            Payload::Gather(list) => set_sge_list(&mut entry.payload, list),
-            Payload::Memory(pieces) => {
-                entry.payload.clear();
-                entry.memory = Some(pieces.into());
-            }
+        self.len += 1;
+        if let Payload::Piece(piece) = request.payload {
+            set_sge_list(&mut entry.payload, &[piece]);
+        } else {
+            self.keep_payload(position, request.payload);
+        }
+        Ok(())
+    }
+
+    /// Puts a payload into the entry at `position`.
+    #[inline(never)]
+    fn keep_payload(&mut self, position: Position, payload: Payload<'_>) {
+        let slot = (position % u64::from(self.max_wr)) as u32;
+        let Some(entry) = self.get_mut(position) else { return };
+        set_sge_list(&mut entry.payload, payload.pieces());
+        match payload {
+            Payload::Piece(_) | Payload::Gather(_) => {}
+            Payload::Memory(pieces) => entry.memory = Some(pieces.into()),
             Payload::Inline(bytes) => {
-                entry.payload.clear();
-                let slot = (position % u64::from(max_wr)) as u32;
                 entry.inline = Some(slot);
                 self.keep_inline(slot, bytes);
             }
         }
-        self.len += 1;
-        Ok(())
     }
 
     /// Copies a payload to a slot of the arena.
-    #[inline(never)]
     fn keep_inline(&mut self, slot: u32, bytes: &[u8]) {
         let (slots, size) = (self.max_wr as usize, self.max_inline as usize);
         if self.arena.is_empty() {
