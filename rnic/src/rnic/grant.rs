@@ -14,7 +14,7 @@ use super::{
     QpId, Registry,
     keys::{KeyError, ManagementError, User},
     pieces::{Extent, Stretches},
-    work::{Access, Binding, PdId, Sge},
+    work::{Access, Binding, PdId, SgeList},
 };
 use crate::{
     ddp::{STag, TaggedOffset},
@@ -186,8 +186,8 @@ impl Keys {
     /// and in one memory, as nearly all do.
     #[expect(clippy::inline_always, reason = "each segment calls it once")]
     #[inline(always)]
-    pub(super) fn reader(&self, user: User, pieces: &[Sge], skip: u64, len: u64) -> Option<Reader<'_>> {
-        let [piece] = pieces else { return None };
+    pub(super) fn reader(&self, user: User, pieces: &SgeList, skip: u64, len: u64) -> Option<Reader<'_>> {
+        let SgeList::One(piece) = pieces else { return None };
         // Without bytes, no key is checked.
         if len == 0 || skip + len > u64::from(piece.len) {
             return None;

@@ -17,7 +17,7 @@ use super::{
     qp::QueuePair,
     rdma_tcp::PlacedSegment,
     receive_queue::Receive,
-    work::{Access, WcStatus},
+    work::{Access, SgeList, WcStatus},
 };
 use crate::{
     ddp::{DdpError, Header, Msn, Queue, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
@@ -146,7 +146,7 @@ fn copy_to_receive(
     user: User,
 ) -> bool {
     let (need, len) = (Access::LOCAL_WRITE, payload.len().into());
-    let [piece] = receive.scatter.as_slice() else {
+    let SgeList::One(piece) = &receive.scatter else {
         return copy_to_list(payload, receive, mo, keys, user);
     };
     let Some(start) = piece.offset.checked_add(mo) else { return false };

@@ -3,12 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, RecvRequest,
-    attributes::PostError,
-    events::Events,
-    receive_pool::ReceivePool,
-    slots::Slots,
-    work::{SgeList, set_sge_list},
+    AsyncEvent, RecvRequest, attributes::PostError, events::Events, receive_pool::ReceivePool, slots::Slots,
+    work::SgeList,
 };
 
 /// Number of messages, from the next one on, for which one queue pair may bind receives of a shared queue. It limits
@@ -46,7 +42,7 @@ impl Receive {
             [piece] => u64::from(piece.len),
             pieces => pieces.iter().map(|s| u64::from(s.len)).sum(),
         };
-        set_sge_list(&mut self.scatter, request.scatter);
+        self.scatter.set(request.scatter);
     }
 }
 

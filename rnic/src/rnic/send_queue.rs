@@ -7,7 +7,7 @@ use xwarp_tcp::seq::StreamOffset;
 use super::{
     attributes::PostError,
     slots::Slots,
-    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest, set_sge_list},
+    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest},
 };
 use crate::memory::Memory;
 
@@ -150,7 +150,7 @@ impl SendQueue {
         entry.progress = progress;
         self.len += 1;
         if let Payload::Piece(piece) = request.payload {
-            set_sge_list(&mut entry.payload, &[piece]);
+            entry.payload.set(&[piece]);
         } else {
             self.keep_payload(position, request.payload);
         }
@@ -162,7 +162,7 @@ impl SendQueue {
     fn keep_payload(&mut self, position: Position, payload: Payload<'_>) {
         let slot = (position % u64::from(self.max_wr)) as u32;
         let Some(entry) = self.get_mut(position) else { return };
-        set_sge_list(&mut entry.payload, payload.pieces());
+        entry.payload.set(payload.pieces());
         match payload {
             Payload::Piece(_) | Payload::Gather(_) => {}
             Payload::Memory(pieces) => entry.memory = Some(pieces.into()),

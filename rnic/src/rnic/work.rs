@@ -1,5 +1,7 @@
 //! Work requests and completions of the API.
 
+use std::ops::Deref;
+
 use smallvec::SmallVec;
 
 use super::{QpId, table::id};
@@ -278,22 +280,47 @@ pub struct RecvRequest<'a> {
     pub scatter: &'a [Sge],
 }
 
-/// A list of pieces in the form that the queues store.
-pub(crate) type SgeList = SmallVec<[Sge; 4]>;
+/// A list of pieces in the form that the queues store. Nearly all lists have one piece, which takes the fewest steps.
+#[derive(Debug, Clone)]
+pub(crate) enum SgeList {
+    One(Sge),
+    Any(SmallVec<[Sge; 4]>),
+}
 
-/// Makes `list` the list of `pieces`, which are usually one, as they were when the list was last used.
-#[inline]
-pub(crate) fn set_sge_list(list: &mut SgeList, pieces: &[Sge]) {
-    if let ([last], [piece]) = (&mut list[..], pieces) {
-        *last = *piece;
-    } else {
-        replace_sge_list(list, pieces);
+impl SgeList {
+    /// A list of no pieces.
+    pub(crate) fn new() -> Self {
+        Self::Any(SmallVec::new())
+    }
+
+    /// Makes it the list of `pieces`.
+    #[inline]
+    pub(crate) fn set(&mut self, pieces: &[Sge]) {
+        if let (Self::One(only), [piece]) = (&mut *self, pieces) {
+            *only = *piece;
+        } else {
+            self.replace(pieces);
+        }
+    }
+
+    #[inline(never)]
+    fn replace(&mut self, pieces: &[Sge]) {
+        *self = match pieces {
+            [piece] => Self::One(*piece),
+            pieces => Self::Any(SmallVec::from_slice(pieces)),
+        };
     }
 }
 
-#[inline(never)]
-fn replace_sge_list(list: &mut SgeList, pieces: &[Sge]) {
-    *list = SgeList::from_slice(pieces);
+impl Deref for SgeList {
+    type Target = [Sge];
+
+    fn deref(&self) -> &[Sge] {
+        match self {
+            Self::One(piece) => std::slice::from_ref(piece),
+            Self::Any(pieces) => pieces,
+        }
+    }
 }
 
 /// The kind of work request that a completion belongs to.
