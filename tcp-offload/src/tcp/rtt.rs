@@ -10,6 +10,9 @@ use crate::time::{Instant, nanos};
 /// path were empty.
 const MIN_HALF_NS: u64 = 5_000_000_000;
 
+/// In place of a minimum that was not measured.
+const UNKNOWN: u64 = u64::MAX;
+
 /// Most doublings of the time-out; `rto_max` limits it long before.
 const MOST_BACKOFF: u32 = 16;
 
@@ -20,9 +23,10 @@ pub(super) struct Rtt {
     srtt: Option<u64>,
     rttvar: u64,
     /// Smallest round-trip time in the current half of the window and in the previous one.
-    min: Option<u64>,
-    min_before: Option<u64>,
-    half_began: Instant,
+    /// Both are [`UNKNOWN`] without a measurement.
+    min: u64,
+    min_before: u64,
+    half_ends: Instant,
     backoff: u32,
     /// The current time-out, with back-off: it is read more often than it changes.
     timeout: u64,
@@ -36,9 +40,9 @@ impl Rtt {
         let mut rtt = Self {
             srtt: None,
             rttvar: 0,
-            min: None,
-            min_before: None,
-            half_began: Instant::ZERO,
+            min: UNKNOWN,
+            min_before: UNKNOWN,
+            half_ends: Instant::ZERO.after_nanos(MIN_HALF_NS),
             backoff: 0,
             timeout: 0,
             initial: nanos(config.rto_initial),
@@ -65,11 +69,11 @@ impl Rtt {
         }
         self.backoff = 0;
         self.timeout = self.base_rto_ns();
-        if now.nanos_since(self.half_began) >= MIN_HALF_NS {
-            self.min_before = self.min.take();
-            self.half_began = now;
+        if now >= self.half_ends {
+            self.min_before = std::mem::replace(&mut self.min, UNKNOWN);
+            self.half_ends = now.after_nanos(MIN_HALF_NS);
         }
-        self.min = Some(self.min.map_or(rtt, |m| m.min(rtt)));
+        self.min = self.min.min(rtt);
     }
 
     pub(super) fn srtt(&self) -> Option<Duration> {
@@ -82,11 +86,8 @@ impl Rtt {
     }
 
     pub(super) fn min(&self) -> Option<Duration> {
-        let min = match (self.min, self.min_before) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (one, other) => one.or(other),
-        };
-        min.map(Duration::from_nanos)
+        let min = self.min.min(self.min_before);
+        (min != UNKNOWN).then(|| Duration::from_nanos(min))
     }
 
     fn base_rto_ns(&self) -> u64 {
