@@ -89,8 +89,8 @@ impl AckPolicy {
         let quick = self.quick > 0;
         let every = config.ack_every as usize;
         let least = QUICK_EVERY.min(every) * full;
-        let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
-        let due = self.bytes >= limit;
+        let enough = |bytes: usize| quick || bytes >= (every * full).min((window + bytes) / 4);
+        let due = self.bytes >= least && enough(self.bytes);
         let held = !quick && !pushed && !due;
         if self.owed == Owed::Held && !held {
             self.penalty = 1;

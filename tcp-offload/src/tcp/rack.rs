@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{queue::SentSegment, rtt::Rtt};
+use super::{TcpConfig, queue::SentSegment, rtt::Rtt};
 use crate::{
     seq::StreamOffset,
     time::{Instant, nanos},
@@ -110,8 +110,9 @@ pub(super) struct Tlp {
     pub is_retrans: bool,
     /// A round-trip time was measured since the last probe.
     pub measured: bool,
-    /// Doublings of the allowance for the peer's delayed ACK.
-    late: u32,
+    /// The allowance for the peer's delayed ACK, in nanoseconds, and its least value. See [`Tlp::learn`].
+    allowance_ns: u64,
+    least_ns: u64,
 }
 
 /// The outcome of the outstanding probe according to an ACK.
@@ -126,27 +127,35 @@ pub(super) enum ProbeOutcome {
 }
 
 impl Tlp {
+    pub(super) fn new(config: &TcpConfig) -> Self {
+        let least_ns = nanos(config.tlp_ack_delay);
+        Self { allowance_ns: least_ns, least_ns, ..Self::default() }
+    }
+
     /// Discards the outstanding probe when a recovery begins (section 7.1).
     pub(super) fn reset(&mut self) {
         self.end_seq = None;
         self.is_retrans = false;
     }
 
-    /// The allowance for the peer's delayed ACK (section 7.2). A peer does not announce its delay, and a sender that
-    /// probes early never observes it. Therefore the allowance begins with `least`, which covers a peer of our kind,
-    /// doubles with each spurious probe, and returns to `least` when a probe repairs a loss, because a longer wait
-    /// would have delayed the repair.
-    pub(super) fn allowance_ns(&self, least: Duration) -> u64 {
-        nanos(least).saturating_mul(1 << self.late)
+    /// The allowance for the peer's delayed ACK (section 7.2), in nanoseconds.
+    pub(super) fn allowance_ns(&self) -> u64 {
+        self.allowance_ns
     }
 
-    /// Adapts the allowance to a probe's outcome.
+    /// Adapts the allowance to a probe's outcome. A peer does not announce its delay, and a sender that probes early never
+    /// observes it. Therefore the allowance begins with [`TcpConfig::tlp_ack_delay`], which covers a peer of our kind, doubles
+    /// with each spurious probe, and returns to its least value when a probe repairs a loss, because a longer wait would have
+    /// delayed the repair.
     pub(super) fn learn(&mut self, outcome: ProbeOutcome) {
-        self.late = match outcome {
-            ProbeOutcome::Nothing => self.late,
-            ProbeOutcome::Repaired => 0,
-            ProbeOutcome::Late => (self.late + 1).min(MOST_DOUBLINGS),
-        };
+        match outcome {
+            ProbeOutcome::Nothing => {}
+            ProbeOutcome::Repaired => self.allowance_ns = self.least_ns,
+            ProbeOutcome::Late => {
+                let most = self.least_ns.saturating_mul(1 << MOST_DOUBLINGS);
+                self.allowance_ns = self.allowance_ns.saturating_mul(2).min(most);
+            }
+        }
     }
 
     /// `TLP_process_ack`. `dsack_end` is the right edge of the ACK's D-SACK block; `pure_duplicate` says that the ACK
@@ -177,7 +186,6 @@ impl Tlp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::TcpConfig;
 
     fn us(n: u64) -> Duration {
         Duration::from_micros(n)

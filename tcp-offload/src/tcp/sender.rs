@@ -99,7 +99,7 @@ impl Sender {
             queue: Queue::default(),
             rtt: Rtt::new(config),
             rack: Rack::new(),
-            tlp: Tlp::default(),
+            tlp: Tlp::new(config),
             prober: Prober::default(),
             control: congestion::new(config.algorithm),
             window: Window { cwnd: initial_window, ssthresh: u64::MAX, smss: smss as u64 },
@@ -318,7 +318,7 @@ impl Sender {
     fn pto_after(&self, now: Instant, config: &TcpConfig) -> Instant {
         let Some(srtt) = self.rtt.srtt_ns() else { return now + Duration::from_secs(1) };
         let few = self.queue.len() <= config.ack_every as usize;
-        let allowance = if few { self.tlp.allowance_ns(config.tlp_ack_delay) } else { 0 };
+        let allowance = if few { self.tlp.allowance_ns() } else { 0 };
         now.after_nanos(srtt.saturating_mul(2).saturating_add(allowance).max(LEAST_PTO_NS))
     }
 
