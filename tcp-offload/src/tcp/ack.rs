@@ -105,7 +105,10 @@ impl AckPolicy {
                 Some(config.ack_hold)
             }
             Owed::Nothing
-                if config.answer_delay.is_some() && !quick && pushed && self.bytes < full.max(LEAST_FULL) =>
+                if config.answer_delay.is_some()
+                    && !quick
+                    && pushed
+                    && (self.bytes < LEAST_FULL || self.bytes < full) =>
             {
                 self.owed = Owed::Answer;
                 config.answer_delay

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     link::Link,
     seq::{SeqNum, StreamOffset},
-    time::{Duration, Instant},
+    time::{Duration, Instant, nanos},
     ulp::CloseReason,
     wire::{Flow, Headers, Options, Path, Segment},
 };
@@ -281,21 +281,23 @@ impl Connection {
     pub fn payload_taken(&mut self, now: Instant, arrival: &NewPayload) {
         self.counters.bytes_in += arrival.len as u64;
         self.rx.grow(now, || self.tx.rtt.min(), self.counters.bytes_in);
-        let had_fin = self.rx.fin_reached();
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
             let window = self.rx.window() as usize;
             match self.ack.in_order(now, arrival.len, arrival.pushed, full, window, &self.config) {
                 None => {}
-                Some(Duration::ZERO) => self.ack.now(),
-                Some(delay) => self.timers.arm(Timer::DelayedAck, now + delay),
+                Some(delay) => match nanos(delay) {
+                    0 => self.ack.now(),
+                    delay => self.timers.arm(Timer::DelayedAck, now.after_nanos(delay)),
+                },
             }
         } else {
             // Beyond a gap, or filling one: RFC 5681 section 4.2 wants the ACK at once.
             self.counters.out_of_order += u64::from(arrival.offset > arrival.contiguous);
             self.ack.disturbed();
         }
-        if self.rx.fin_reached() && !had_fin {
+        // No payload lies behind the FIN, so it was not reached before.
+        if self.rx.fin_reached() {
             self.on_peer_fin(now);
         } else if matches!(self.stage, Stage::FinWait2(_)) && !self.unread {
             self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);

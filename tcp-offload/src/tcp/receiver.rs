@@ -324,8 +324,7 @@ impl Receiver {
     /// congestion window. `bytes` is the total received so far.
     #[inline]
     pub(super) fn grow(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
-        let early = self.counted.is_some_and(|(until, _)| now < until);
-        if self.buffer < self.buffer_max && !early {
+        if self.buffer < self.buffer_max && self.counted.is_none_or(|(until, _)| now >= until) {
             self.grow_after_period(now, rtt, bytes);
         }
     }
