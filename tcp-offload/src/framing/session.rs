@@ -501,10 +501,11 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// no shared memory.
     #[inline]
     pub fn is_ordinary(&self) -> bool {
+        // Nearly always all of it is true, so all is tested at once.
         matches!(self.phase, SessionPhase::Full(_))
-            && self.opening.is_none()
-            && self.stalled.is_none()
-            && self.receiver.is_ordinary()
+            & self.opening.is_none()
+            & self.stalled.is_none()
+            & self.receiver.is_ordinary()
     }
 
     /// Whether the upper layer withholds a complete FPDU.
