@@ -285,16 +285,50 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         first: StreamOffset,
         payload: &[u8],
     ) -> Result<bool, Halt> {
-        let raw = [payload];
-        let mut at = self.track.cursor.saturating_sub(first) as usize;
+        let at = self.track.cursor.saturating_sub(first) as usize;
+        if at >= payload.len() {
+            return Ok(true);
+        }
+        match self.take_next(upper, first, payload, at)? {
+            Some(at) if at < payload.len() => self.take_others(upper, first, payload, at),
+            next => Ok(next.is_some()),
+        }
+    }
+
+    /// Continues [`Self::take_straight`] behind the first FPDU. In one loop, the only FPDU of most payloads would pay for what the
+    /// compiler computes before the loop.
+    #[inline(never)]
+    fn take_others<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        first: StreamOffset,
+        payload: &[u8],
+        mut at: usize,
+    ) -> Result<bool, Halt> {
         while at < payload.len() {
-            let bytes = payload.get(at..).unwrap_or_default();
-            let Some(whole) = self.track.framing.whole(bytes, first + at as u64) else { return Ok(false) };
-            let cut = Ulpdu::between_markers(&raw, at + whole.ulpdu_at, whole.ulpdu, whole.to_marker);
-            at += whole.len;
-            self.track.take(upper, &cut, first + at as u64)?;
+            let Some(next) = self.take_next(upper, first, payload, at)? else { return Ok(false) };
+            at = next;
         }
         Ok(true)
+    }
+
+    /// Processes the FPDU at `at` in the payload if it is [whole](Framing::whole). Returns where it ends.
+    #[expect(clippy::inline_always, reason = "it is the body of `take_straight` and of a loop")]
+    #[inline(always)]
+    fn take_next<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        first: StreamOffset,
+        payload: &[u8],
+        at: usize,
+    ) -> Result<Option<usize>, Halt> {
+        let raw = [payload];
+        let bytes = payload.get(at..).unwrap_or_default();
+        let Some(whole) = self.track.framing.whole(bytes, first + at as u64) else { return Ok(None) };
+        let cut = Ulpdu::between_markers(&raw, at + whole.ulpdu_at, whole.ulpdu, whole.to_marker);
+        let end = at + whole.len;
+        self.track.take(upper, &cut, first + end as u64)?;
+        Ok(Some(end))
     }
 
     /// Processes the whole FPDUs from the cursor on in the `len` bytes of `payload`, which begin at stream offset

@@ -56,7 +56,11 @@ pub(crate) fn cut<'a>(
 
 /// The FPDU whose range begins at `start` with `bytes`, if they contain all of it, and its CRC and its markers are
 /// right: the straight path through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
-#[inline]
+#[expect(
+    clippy::inline_always,
+    reason = "called once for each received FPDU, with a result that is then never built in memory"
+)]
+#[inline(always)]
 pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
     let to_marker = frames.layout.to_marker(start);
     let header = if to_marker == 0 { MARKER_BYTES } else { 0 };
@@ -78,8 +82,8 @@ pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option
 }
 
 /// Whether the markers in `bytes`, the rest of an FPDU from its first marker on, point to the length field. The first marker lies
-/// at byte `first` of the FPDU, the length field at byte `header`.
-#[inline]
+/// at byte `first` of the FPDU, the length field at byte `header`. Not inlined, because its loop would have too few registers then.
+#[inline(never)]
 fn point_to_header(mut bytes: &[u8], first: usize, header: usize) -> bool {
     // The marker right before the length field is part of the FPDU, and points to it by 0.
     let (mut back, mut next) = (first.saturating_sub(header) as u16, (first + SPACING - header) as u16);

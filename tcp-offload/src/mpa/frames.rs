@@ -57,7 +57,8 @@ impl Framing for Fpdus {
         cut(&self.layout, raw, start, ulpdu).map_err(FramingError::Mpa)
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `deframe::whole`")]
+    #[inline(always)]
     fn whole(&self, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
         whole(self, bytes, start)
     }
