@@ -101,8 +101,10 @@ impl Sum {
     /// Whether the bytes contain their own correct checksum. Equal to `self.fold() == 0xffff`.
     #[inline]
     pub(super) const fn is_correct(self) -> bool {
-        // Folding preserves the residue, and turns no sum but 0 into 0.
-        self.0 != 0 && self.0.is_multiple_of(0xffff)
+        // Folding preserves the residue, and turns no sum but 0 into 0: the sum must be a multiple of 0xffff other than 0.
+        // A multiplication by the inverse of 0xffff modulo 2^64 divides all multiples, and makes greater numbers of all others.
+        const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
+        self.0.wrapping_mul(INVERSE).wrapping_sub(1) < u64::MAX / 0xffff
     }
 
     /// The value for the checksum field, which must count as 0 in this sum.

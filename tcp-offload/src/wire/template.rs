@@ -123,7 +123,7 @@ impl Template {
     #[inline]
     pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<PlainSegment> {
         let head = link.rx_head(frame);
-        let (payload_start, len) = match &self.common {
+        let (payload_start, len, fixed) = match &self.common {
             Common::V4(words) => {
                 let headers = head.first_chunk()?;
                 let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
@@ -132,7 +132,8 @@ impl Template {
                     return None;
                 }
                 let [_, _, l0, l1, ..] = *ip;
-                (V4_HEADERS, usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?)
+                let len = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?;
+                (V4_HEADERS, len, headers.last_chunk::<PLAIN_HEADER>()?)
             }
             Common::V6(words) => {
                 let headers = head.first_chunk()?;
@@ -141,11 +142,10 @@ impl Template {
                     return None;
                 }
                 let [_, _, _, _, l0, l1] = *packet.first_chunk()?;
-                (V6_HEADERS, usize::from(u16::from_be_bytes([l0, l1])))
+                (V6_HEADERS, usize::from(u16::from_be_bytes([l0, l1])), headers.last_chunk()?)
             }
         };
         let start = payload_start - PLAIN_HEADER;
-        let fixed = head.get(start..)?.first_chunk::<PLAIN_HEADER>()?;
         let pseudo = self.pseudo.and_word(len as u16);
         if self.partial_checksum() {
             if start + len > frame.len() || !is_partial(fixed, pseudo) {
