@@ -443,6 +443,7 @@ impl Connection {
         let tuning = tuning.clamped();
         let Tuning { dscp, hop_limit, .. } = tuning;
         Arc::make_mut(&mut self.config).apply(tuning);
+        self.tx.user_timeout_ns = nanos(tuning.user_timeout);
         self.plan = None;
         self.headers = Headers::new(&self.path).with_service(dscp, hop_limit);
         if let Stage::SynSent(..) | Stage::SynReceived(..) | Stage::TimeWait(..) | Stage::Closed(_) =
@@ -451,7 +452,7 @@ impl Connection {
             return;
         }
         if let Some(at) = self.timers.at(Timer::Retransmit) {
-            self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
+            self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at));
         }
         self.arm_keepalive(now);
     }

@@ -482,7 +482,7 @@ impl Connection {
         }
         let wait = self.tx.rtt.base_rto().saturating_mul(1 << self.window_probes.min(16));
         let at = turn.now + wait.min(self.config.rto_max);
-        self.timers.arm_if_idle(Timer::Persist, self.tx.bound_by_user_timeout(turn.now, at, &self.config));
+        self.timers.arm_if_idle(Timer::Persist, self.tx.bound_by_user_timeout(turn.now, at));
         Ok(())
     }
 

@@ -19,11 +19,11 @@ use super::{
 };
 use crate::{
     seq::{SeqNum, StreamOffset},
-    time::Instant,
+    time::{Instant, nanos},
 };
 
 /// Least number of retransmissions or probes in a user timeout while the peer's window is closed.
-const LEAST_PROBES: u32 = 4;
+const LEAST_PROBES: u64 = 4;
 
 /// Shortest probe time-out. A round trip within one turn of the engine measures as zero, and no timer may be due when
 /// it is armed.
@@ -77,6 +77,8 @@ pub(super) struct Sender {
     /// While the peer's window is too small for the first segment, any segment is an answer (RFC 9293 section 3.8.6.1),
     /// and the time runs from the first retransmission or window probe after the last answer.
     pub waiting_since: Option<Instant>,
+    /// [`TcpConfig::user_timeout`] in nanoseconds: each acknowledgement adds it.
+    pub user_timeout_ns: u64,
     last_sent: Instant,
     idle_since: Option<Instant>,
     /// No second reduction for ECN before this offset is acknowledged (RFC 3168 section 6.1.2).
@@ -113,6 +115,7 @@ impl Sender {
             limited_at: None,
             progress: now,
             waiting_since: None,
+            user_timeout_ns: nanos(config.user_timeout),
             last_sent: now,
             idle_since: Some(now),
             marked_to: 0,
@@ -168,8 +171,8 @@ impl Sender {
     }
 
     /// Whether the peer has owed an answer for longer than the user timeout.
-    pub(super) fn waits_too_long(&self, now: Instant, config: &TcpConfig) -> bool {
-        self.waiting_since.is_some_and(|since| now.since(since) >= config.user_timeout)
+    pub(super) fn waits_too_long(&self, now: Instant) -> bool {
+        self.waiting_since.is_some_and(|since| now.nanos_since(since) >= self.user_timeout_ns)
     }
 
     /// Whether the first outstanding segment extends beyond the peer's window, which has shrunk: the peer need not
@@ -276,7 +279,7 @@ impl Sender {
         let rto_at = match timers.at(Timer::Retransmit) {
             Some(at) if after == After::Sent => at,
             _ => {
-                let at = self.bound_by_user_timeout(now, self.rtt.rto_after(now), config);
+                let at = self.bound_by_user_timeout(now, self.rtt.rto_after(now));
                 timers.arm(Timer::Retransmit, at);
                 at
             }
@@ -297,13 +300,13 @@ impl Sender {
     /// `at`, but no later than the end of the user timeout, and always later than `now`. While only the peer's window
     /// holds us back, the peer is probed [`LEAST_PROBES`] times in a user timeout, so that one lost answer does not end
     /// the connection.
-    pub(super) fn bound_by_user_timeout(&self, now: Instant, at: Instant, config: &TcpConfig) -> Instant {
+    pub(super) fn bound_by_user_timeout(&self, now: Instant, at: Instant) -> Instant {
         let at = if self.queue.is_empty() || self.is_blocked_by_window() {
-            at.min(now + config.user_timeout / LEAST_PROBES)
+            at.min(now.after_nanos(self.user_timeout_ns / LEAST_PROBES))
         } else {
             at
         };
-        let end = self.waiting_since.map_or(at, |since| since + config.user_timeout);
+        let end = self.waiting_since.map_or(at, |since| since.after_nanos(self.user_timeout_ns));
         at.min(end).max(now + TICK)
     }
 

@@ -118,7 +118,7 @@ impl Connection {
     }
 
     fn on_retransmit_timeout(&mut self, now: Instant) {
-        if self.tx.waits_too_long(now, &self.config) {
+        if self.tx.waits_too_long(now) {
             return self.end(CloseReason::TimedOut);
         }
         self.counters.rto_expired += 1;
@@ -136,7 +136,7 @@ impl Connection {
     /// within less than a time-out (RFC 6298 section 5, RFC 6675 section 6).
     pub(super) fn restart_timeout(&mut self, now: Instant) {
         let at = self.tx.rtt.rto_after(now);
-        self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
+        self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at));
     }
 
     /// Whether the peer's answers alone keep the connection open while its window is closed (RFC 9293 section 3.8.6.1).
@@ -153,7 +153,7 @@ impl Connection {
 
     /// Schedules a window probe (RFC 9293 section 3.8.6.1). The connection stays open as long as the peer answers.
     fn on_persist(&mut self, now: Instant) {
-        if self.tx.waits_too_long(now, &self.config) {
+        if self.tx.waits_too_long(now) {
             return self.end(CloseReason::TimedOut);
         }
         self.window_probes += 1;
