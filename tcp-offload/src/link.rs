@@ -6,6 +6,7 @@
 //! ring, received (token out), retained (token out), being sent, or being sent and already released. The AF_XDP driver
 //! and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 
+mod batch;
 mod forward;
 
 use std::{
@@ -16,6 +17,7 @@ use std::{
 
 use smallvec::SmallVec;
 
+pub use self::batch::Batch;
 use crate::wire::Flow;
 
 /// A receive queue of the interface; a transmit queue has the same number.

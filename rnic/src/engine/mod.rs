@@ -14,7 +14,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use xwarp_tcp::{
     framing::{FramingConfig, FramingCounters},
-    link::{Link, RxFrame},
+    link::{Batch, Link, RxFrame},
     secret::Secret,
     stack::{Polling, Stack, StackConfig},
     tcp::{self, TcpConfig},
@@ -94,7 +94,7 @@ pub struct Engine {
     /// Connections in an orderly close, in the same form.
     closes: VecDeque<(Instant, ConnId)>,
     /// Received frames of the turn; kept to reuse the allocation.
-    batch: Vec<RxFrame>,
+    batch: Batch,
 }
 
 impl Engine {
@@ -122,7 +122,7 @@ impl Engine {
             peers: Peers::default(),
             teardowns: VecDeque::new(),
             closes: VecDeque::new(),
-            batch: Vec::with_capacity(BATCH),
+            batch: Batch::default(),
         }
     }
 
@@ -140,15 +140,11 @@ impl Engine {
     /// was received and no sleeping application was just woken, pending acknowledgements are sent. Returns whether a
     /// frame was received.
     pub fn turn(&mut self, now: Instant, link: &mut dyn Link) -> bool {
-        let mut batch = std::mem::take(&mut self.batch);
-        let received = link.receive(&mut batch, BATCH) > 0;
-        let mut frames = batch.drain(..);
-        while !frames.as_slice().is_empty() {
-            self.stack.receive_run(now, link, &mut frames, &mut self.rnic);
+        let received = self.batch.fill(link, BATCH);
+        while !self.batch.is_empty() {
+            self.stack.receive_run(now, link, &mut self.batch, &mut self.rnic);
             self.run_deferred(now, link);
         }
-        drop(frames);
-        self.batch = batch;
         if !received {
             self.stack.catch_up(now, link, &mut self.rnic);
             self.run_deferred(now, link);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::Node;
 use crate::{
     framing::{AcceptParams, Offer},
-    link::{Link, RxFrame},
+    link::{Batch, Link},
     seq::StreamOffset,
     stack::{Stack, StackConfig},
     tcp,
@@ -157,7 +157,7 @@ pub struct End<L> {
     pub link: L,
     /// The connection, once its id is known.
     pub conn: Option<ConnId>,
-    batch: Vec<RxFrame>,
+    batch: Batch,
     before: Option<tcp::Info>,
     /// Largest path MTU so far, in bytes.
     largest: u64,
@@ -167,12 +167,10 @@ pub struct End<L> {
 
 impl<L: Link> Node for End<L> {
     fn turn(&mut self, now: Instant) -> bool {
-        let received = self.link.receive(&mut self.batch, 64);
-        let mut frames = self.batch.drain(..);
-        while !frames.as_slice().is_empty() {
-            self.stack.receive_run(now, &mut self.link, &mut frames, &mut self.ulp);
+        let received = self.batch.fill(&mut self.link, 64);
+        while !self.batch.is_empty() {
+            self.stack.receive_run(now, &mut self.link, &mut self.batch, &mut self.ulp);
         }
-        drop(frames);
         if let Some(conn) = self.ulp.requested.take() {
             self.conn = Some(conn);
             let params = AcceptParams { ird: 4, ord: 4, private_data: b"welcome".to_vec() };
@@ -181,7 +179,7 @@ impl<L: Link> Node for End<L> {
         if self.stack.next_deadline().is_some_and(|d| d <= now) {
             self.stack.on_timer(now, &mut self.link, &mut self.ulp);
         }
-        if received == 0 {
+        if !received {
             self.stack.catch_up(now, &mut self.link, &mut self.ulp);
             self.stack.idle();
         }
@@ -195,7 +193,7 @@ impl<L: Link> Node for End<L> {
         }
         self.stack.transmit(now, &mut self.link, &mut self.ulp);
         self.check_congestion();
-        received > 0
+        received
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -212,7 +210,7 @@ impl<L: Link> End<L> {
             ulp: Counting::default(),
             link,
             conn: None,
-            batch: Vec::new(),
+            batch: Batch::default(),
             before: None,
             largest: 0,
             frto: 0,

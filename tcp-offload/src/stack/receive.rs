@@ -1,11 +1,9 @@
 //! The general path of received frames. The expected ones of undisturbed connections take the path of `straight`.
 
-use std::vec::Drain;
-
 use super::{Stack, offload::ChecksumOffload};
 use crate::{
     framing::{Carried, Taken, either},
-    link::{Link, RxFrame},
+    link::{Batch, Link, RxFrame},
     tcp::{self, Receipt},
     time::Instant,
     ulp::{ConnId, Ulp},
@@ -15,18 +13,12 @@ use crate::{
 impl<U: Ulp> Stack<U> {
     /// Processes a received frame.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
-        self.receive_run(now, link, &mut vec![frame].drain(..), ulp);
+        self.receive_run(now, link, &mut Batch::from(frame), ulp);
     }
 
     /// Processes the first of the received frames in `frames`, and those that come next on the straight path: expected segments
     /// of the same connection. The others stay in `frames`.
-    pub fn receive_run(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        frames: &mut Drain<'_, RxFrame>,
-        ulp: &mut U,
-    ) {
+    pub fn receive_run(&mut self, now: Instant, link: &mut dyn Link, frames: &mut Batch, ulp: &mut U) {
         self.catch_up(now, link, ulp);
         if !self.receive_straight(now, link, frames, ulp)
             && let Some(frame) = frames.next()

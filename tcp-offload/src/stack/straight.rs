@@ -16,8 +16,6 @@
 //!
 //! Of a segment that [continues](crate::tcp::Connection::continues) the one before it, TCP processes the payload only.
 
-use std::vec::Drain;
-
 use super::{
     ConnSlot, Polling, Stack,
     source::{FramingSource, Supply},
@@ -25,7 +23,7 @@ use super::{
 };
 use crate::{
     framing::{Carried, Taken},
-    link::{Link, RxFrame},
+    link::{Batch, Link},
     tcp::Sent,
     time::Instant,
     ulp::{ConnId, Ulp},
@@ -42,7 +40,7 @@ impl<U: Ulp> Stack<U> {
         &mut self,
         now: Instant,
         link: &mut dyn Link,
-        frames: &mut Drain<'_, RxFrame>,
+        frames: &mut Batch,
         ulp: &mut U,
     ) -> bool {
         let Some((index, template)) = self.recent.template() else { return false };
@@ -56,11 +54,11 @@ impl<U: Ulp> Stack<U> {
         let (conn, bound) = (ConnId { index, generation: slot.generation }, slot.tcp.deadline_bound());
         let (mut last, mut refused): (Option<PlainSegment>, _) = (None, None);
         let before = self.counters.frames_in;
-        while let Some(plain) = frames.as_slice().first().and_then(|frame| template.read(link, frame)) {
+        while let Some(plain) = frames.first().and_then(|frame| template.read(link, frame)) {
             if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
                 slot.tcp.receive_continuation(&plain);
             } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
-                let may_wait = self.polling == Polling::Busy && frames.as_slice().len() == 1;
+                let may_wait = self.polling == Polling::Busy && frames.len() == 1;
                 let postponed = if may_wait { slot.tcp.receive_and_postpone(now, &plain) } else { None };
                 if postponed.is_some() {
                     self.postponed = Some(conn);
