@@ -333,6 +333,7 @@ impl Connection {
             self.rx.report(&mut fields.options, room);
         }
         self.bare(turn, &fields)?;
+        self.rx.reported();
         self.counters.acks_out += 1;
         self.counters.challenge_acks += u64::from(self.challenge_due && !self.ack.is_due());
         self.acknowledged(true);

@@ -405,10 +405,10 @@ impl Receiver {
 
     /// Writes at most `room` SACK blocks into `options`: first the duplicate (RFC 2883 section 4), then the ranges, the
     /// one that grew last first (RFC 2018 section 4).
-    pub(super) fn report(&mut self, options: &mut Options, room: usize) {
+    pub(super) fn report(&self, options: &mut Options, room: usize) {
         let room = room.min(options.sack.len());
         let mut blocks: SmallVec<[(StreamOffset, StreamOffset); 4]> = SmallVec::new();
-        blocks.extend(self.dsack.take());
+        blocks.extend(self.dsack);
         let mut below = u64::MAX;
         while blocks.len() < room {
             let latest = self.ranges.iter().filter(|r| r.touched < below).max_by_key(|r| r.touched);
@@ -420,6 +420,11 @@ impl Receiver {
             *to = SackBlock { left: self.seq_at(*left), right: self.seq_at(*right) };
             options.sack_count += 1;
         }
+    }
+
+    /// Records that the [report](Self::report) was sent, so that the duplicate is not repeated.
+    pub(super) fn reported(&mut self) {
+        self.dsack = None;
     }
 }
 

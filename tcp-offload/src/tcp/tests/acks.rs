@@ -218,6 +218,18 @@ fn rfc2883_s4_1_1_a_duplicate_below_the_ack_is_reported_once() {
 }
 
 #[test]
+fn rfc2883_s4_a_duplicate_is_reported_by_the_first_ack_for_which_there_is_room() {
+    let mut script = idle();
+    script.run();
+    script.data(0, 1000);
+    script.data(1000, 1000);
+    script.inject(Fields { seq: irs(0), ..script.template }, 1000);
+    assert_eq!(script.run_with_room(0), []);
+    let [ack] = script.run()[..] else { panic!("an ACK") };
+    assert_eq!((ack.ack, blocks(&ack)), (irs(2000), vec![(0, 1000)]));
+}
+
+#[test]
 fn rfc2883_s4_2_1_a_duplicate_beyond_the_gap_comes_before_its_block() {
     let mut script = idle();
     script.run();
