@@ -13,6 +13,7 @@ mod queues;
 mod registry;
 mod sizes;
 mod states;
+mod usual;
 mod versions;
 mod windows;
 
