@@ -110,7 +110,7 @@ use crate::{
     ddp::DdpError,
     memory::{AccessError, Memory},
     rdmap::{AtomicRequest, RdmapError},
-    segment::Quote,
+    segment::{Quote, SegmentWriter},
 };
 
 id! {
@@ -316,7 +316,8 @@ impl Ulp for Rnic {
         if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
             return qp.refuse_data(shared);
         }
-        let taken = if qp.take_usual(shared, ulpdu) { Ok(()) } else { qp.take_other(shared, ulpdu) };
+        let usual = qp.codec().read_usual(ulpdu).is_some_and(|segment| qp.take_usual(shared, segment));
+        let taken = if usual { Ok(()) } else { qp.take_other(shared, ulpdu) };
         if !self.shared.overflowed.is_empty() {
             self.end_overflowed();
         }
@@ -343,7 +344,7 @@ impl Ulp for Rnic {
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         // A connection without a queue pair sends nothing more.
         let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };
-        let pulled = match qp.pull(shared, out) {
+        let pulled = match qp.pull(shared, SegmentWriter::new(qp.codec(), out)) {
             Pulled::Ulpdu if !qp.has_data() => Pulled::LastUlpdu,
             pulled => pulled,
         };

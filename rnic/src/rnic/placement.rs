@@ -7,7 +7,7 @@
 //! [`Ulp::place`]: xwarp_tcp::ulp::Ulp::place
 #![deny(clippy::indexing_slicing)]
 
-use xwarp_tcp::ulp::{Arrival, Ulpdu};
+use xwarp_tcp::ulp::Arrival;
 
 use super::{
     Shared,
@@ -20,14 +20,13 @@ use super::{
     work::{Access, SgeList, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Header, Msn, Queue, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
+    ddp::{DdpError, Msn, Queue, Tagged, Untagged},
     memory::Memory,
     rdmap::{
-        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, Control,
-        MessageType, READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES,
-        TerminateHeader,
+        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
+        READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
-    segment::{Quote, Received, Seen, SegmentPayload, Unreadable},
+    segment::{Quote, Received, Seen, SegmentPayload, Unreadable, Usual},
 };
 
 /// Bytes of Immediate Data.
@@ -219,38 +218,26 @@ impl QueuePair {
         }
     }
 
-    /// Places a segment in order and delivers it, if it is one of an RDMA Write or a Send, as nearly all are, and nothing is wrong
-    /// with it. Otherwise returns false: [`Self::place`] and [`Self::deliver`], which do the same in two steps, take it then or
-    /// find the error. What was done until then, up to writing the payload, has no further effect when they do it again.
+    /// Places a segment in order and delivers it, if nothing is wrong with it. Otherwise returns false: [`Self::place`] and
+    /// [`Self::deliver`], which do the same in two steps, take it then or find the error. What was done until then, up to writing
+    /// the payload, has no further effect when they do it again.
     #[expect(clippy::inline_always, reason = "each segment calls it once")]
     #[inline(always)]
-    pub(crate) fn take_usual(&mut self, shared: &mut Shared, ulpdu: &Ulpdu<'_>) -> bool {
-        if self.stream.is_some() || self.rx.expects_rtr {
+    pub(crate) fn take_usual(&mut self, shared: &mut Shared, segment: Usual<'_, '_>) -> bool {
+        if self.rx.expects_rtr {
             return false;
         }
-        let Some(bytes) = ulpdu.header::<UNTAGGED_BYTES>() else { return false };
-        // The two forms are separate, so that the compiler specialises each.
-        match Header::parse(bytes, self.versions) {
-            Ok(Header::Tagged(header)) => self.take_write(shared, header, ulpdu),
-            Ok(Header::Untagged(header)) => self.take_send(shared, header, ulpdu),
-            Err(_) => false,
+        match segment {
+            Usual::Write(header, payload) => self.take_write(shared, header, payload),
+            Usual::Send { header, solicited, payload } => self.take_send(shared, header, solicited, payload),
         }
     }
 
     /// [`Self::take_usual`] for an RDMA Write.
     #[expect(clippy::inline_always, reason = "see `Self::take_usual`")]
     #[inline(always)]
-    fn take_write(&mut self, shared: &mut Shared, header: Tagged, ulpdu: &Ulpdu<'_>) -> bool {
-        let payload = SegmentPayload::behind(TAGGED_BYTES, ulpdu);
+    fn take_write(&mut self, shared: &mut Shared, header: Tagged, payload: SegmentPayload<'_, '_>) -> bool {
         let (len, user) = (payload.len(), self.user());
-        let Ok(Control { message: MessageType::Write }) = Control::parse(header.control, self.versions)
-        else {
-            return false;
-        };
-        // The tag of a segment without payload must not be checked (RFC 5041 section 5.2).
-        if len == 0 {
-            return false;
-        }
         let found = shared.keys.find(user, header.stag, Access::REMOTE_WRITE, header.to, len.into());
         let Ok((extent, start)) = found else { return false };
         if !copy_to(payload, extent, start) {
@@ -264,15 +251,15 @@ impl QueuePair {
     /// [`Self::take_usual`] for a Send.
     #[expect(clippy::inline_always, reason = "see `Self::take_usual`")]
     #[inline(always)]
-    fn take_send(&mut self, shared: &mut Shared, header: Untagged, ulpdu: &Ulpdu<'_>) -> bool {
-        let payload = SegmentPayload::behind(UNTAGGED_BYTES, ulpdu);
+    fn take_send(
+        &mut self,
+        shared: &mut Shared,
+        header: Untagged,
+        solicited: bool,
+        payload: SegmentPayload<'_, '_>,
+    ) -> bool {
         let (len, user) = (payload.len(), self.user());
-        let Ok(Control { message: MessageType::Send { invalidate: false, solicited } }) =
-            Control::parse(header.control, self.versions)
-        else {
-            return false;
-        };
-        if len == 0 || header.queue != Queue::Send.number() || header.msn != self.rx.send_msn {
+        if header.queue != Queue::Send.number() || header.msn != self.rx.send_msn {
             return false;
         }
         let Some(receive) = self.rq.bind(0, &mut shared.events) else { return false };

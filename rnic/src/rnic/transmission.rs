@@ -8,7 +8,7 @@
 use xwarp_tcp::{
     mpa::Rtr,
     rdma_tcp::{Order, SegmentHeader, SendControl},
-    ulp::{Pulled, UlpduWriter},
+    ulp::Pulled,
 };
 
 use super::{
@@ -28,7 +28,7 @@ use crate::{
         ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
         ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
-    segment::{Codec, Head, Header, Quote, Seen, SegmentWriter, TaggedHead, UntaggedHead},
+    segment::{Head, Header, Quote, Seen, SegmentWriter, TaggedHead, UntaggedHead},
 };
 
 /// A message is not split to fill the rest of a frame with fewer bytes than this.
@@ -92,11 +92,10 @@ impl LocalPayload<'_> {
 
     /// [`Self::put`] on a connection with RDMA/TCP.
     #[inline(never)]
-    fn put_numbered(self, stream: &mut Stream, out: &mut UlpduWriter<'_, '_>) -> Part {
+    fn put_numbered(self, stream: &mut Stream, out: SegmentWriter<'_, '_, '_>) -> Part {
         let (entry, sent) = (self.entry, self.sent);
         let header = stream.message_header(entry, sent);
-        let writer = SegmentWriter::new(Codec::RdmaTcp(stream.connection()), out);
-        let part = self.put(header.bytes(), |last| SegmentHeader { last, ..header }, writer);
+        let part = self.put(header.bytes(), |last| SegmentHeader { last, ..header }, out);
         if let Part::Written(n) = part {
             stream.sent(&SegmentHeader { last: sent + n == entry.len, ..header });
         }
@@ -144,12 +143,12 @@ impl QueuePair {
 
     /// Writes the next ULPDU.
     #[inline]
-    pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+    pub(crate) fn pull(&mut self, shared: &mut Shared, mut out: SegmentWriter<'_, '_, '_>) -> Pulled {
         loop {
-            if let Some(pulled) = self.send_segment(shared, out) {
+            if let Some(pulled) = self.send_segment(shared, out.reborrow()) {
                 return pulled;
             }
-            if let Some(pulled) = self.other_step(shared, out) {
+            if let Some(pulled) = self.other_step(shared, out.reborrow()) {
                 return pulled;
             }
         }
@@ -157,8 +156,8 @@ impl QueuePair {
 
     /// A step towards the next ULPDU if [`Self::send_segment`] does not apply. `None`: take another one.
     #[inline(never)]
-    fn other_step(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Option<Pulled> {
-        let out = &mut SegmentWriter::new(self.codec(), out);
+    fn other_step(&mut self, shared: &mut Shared, mut out: SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
+        let out = &mut out;
         match (self.tx.ending, self.tx.current) {
             (Ending::Terminate(terminate), _) => Some(self.send_terminate(terminate, shared, out)),
             (Ending::Finished, _) => Some(Pulled::Finish),
@@ -260,7 +259,7 @@ impl QueuePair {
     /// `None`, and nothing was written, unless such a message is current or [`Self::choose`] would certainly choose it. Nearly all
     /// segments need no other step, so that one look-up of the request is enough for them.
     #[inline]
-    fn send_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Option<Pulled> {
+    fn send_segment(&mut self, shared: &mut Shared, mut out: SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
         let (keys, user) = (&shared.keys, self.user());
         let (request, inline) = self.sq.get_to_send()?;
         let sent = match self.tx.current {
@@ -279,19 +278,15 @@ impl QueuePair {
         let entry = &*request;
         // Built where it is used, because that avoids a copy in memory.
         let local = || LocalPayload { keys, user, entry, inline, sent };
-        let part = match &mut self.stream {
-            None => {
-                let writer = SegmentWriter::new(Codec::Ddp(self.versions), out);
-                match &entry.operation {
-                    Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
-                        let (stag, to) = (remote.key, remote.offset.wrapping_add(u64::from(sent)));
-                        let head = |last| TaggedHead { message: MessageType::Write, last, stag, to };
-                        local().put(TAGGED_BYTES, head, writer)
-                    }
-                    _ => local().put(UNTAGGED_BYTES, |last| self.tx.message_head(entry, sent, last), writer),
-                }
+        let writer = out.reborrow();
+        let part = match (&mut self.stream, &entry.operation) {
+            (None, Operation::Write { remote } | Operation::WriteImmediate { remote, .. }) => {
+                let (stag, to) = (remote.key, remote.offset.wrapping_add(u64::from(sent)));
+                let head = |last| TaggedHead { message: MessageType::Write, last, stag, to };
+                local().put(TAGGED_BYTES, head, writer)
             }
-            Some(stream) => local().put_numbered(stream, out),
+            (None, _) => local().put(UNTAGGED_BYTES, |last| self.tx.message_head(entry, sent, last), writer),
+            (Some(stream), _) => local().put_numbered(stream, writer),
         };
         let n = match part {
             Part::Written(n) => n,

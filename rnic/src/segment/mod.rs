@@ -17,7 +17,7 @@ use xwarp_tcp::{
 pub(crate) use writer::{Head, Header, SegmentWriter, TaggedHead, UntaggedHead};
 
 use crate::{
-    ddp::{self, Malformed, RawHeader, Tagged, UNTAGGED_BYTES, Untagged, Versions},
+    ddp::{self, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged, Versions},
     rdmap::{Control, InvalidControl, MessageType, RdmapError, ReadRequest, StreamError},
 };
 
@@ -42,6 +42,14 @@ pub(crate) enum Received<'u, 'p> {
     Numbered(SegmentHeader, SegmentPayload<'u, 'p>),
 }
 
+/// A received segment that [`Codec::read_usual`] has read.
+pub(crate) enum Usual<'u, 'p> {
+    /// Of an RDMA Write.
+    Write(Tagged, SegmentPayload<'u, 'p>),
+    /// Of a Send without Invalidate.
+    Send { header: Untagged, solicited: bool, payload: SegmentPayload<'u, 'p> },
+}
+
 /// The payload of a received segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentPayload<'u, 'p> {
@@ -50,13 +58,7 @@ pub(crate) struct SegmentPayload<'u, 'p> {
     at: usize,
 }
 
-impl<'u, 'p> SegmentPayload<'u, 'p> {
-    /// The bytes behind a header of `at` bytes.
-    #[inline]
-    pub(crate) fn behind(at: usize, ulpdu: &'u Ulpdu<'p>) -> Self {
-        Self { ulpdu, at }
-    }
-
+impl SegmentPayload<'_, '_> {
     /// Bytes of the payload. The length field of a framing has 16 bits.
     pub(crate) fn len(&self) -> u16 {
         self.ulpdu.len().saturating_sub(self.at) as u16
@@ -149,6 +151,33 @@ impl From<Seen<Untagged>> for Quote {
 }
 
 impl Codec {
+    /// Reads the segment that a frame carries, if it is one of an RDMA Write or a Send with DDP, as nearly all are. `None` for all
+    /// others, and for those that have no payload or are wrong, because preparing an error takes longer than reading these: they
+    /// are for [`Self::read`].
+    #[expect(clippy::inline_always, reason = "each segment calls it once, and its result is large")]
+    #[inline(always)]
+    pub(crate) fn read_usual<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Option<Usual<'u, 'p>> {
+        let Self::Ddp(versions) = self else { return None };
+        let payload = |header| Some(SegmentPayload { ulpdu, at: header }).filter(|payload| payload.len() > 0);
+        let bytes = ulpdu.header::<UNTAGGED_BYTES>()?;
+        // The two forms are separate, so that the compiler specialises each.
+        match ddp::Header::parse(bytes, versions) {
+            Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
+                Ok(Control { message: MessageType::Write }) => {
+                    Some(Usual::Write(header, payload(TAGGED_BYTES)?))
+                }
+                _ => None,
+            },
+            Ok(ddp::Header::Untagged(header)) => match Control::parse(header.control, versions) {
+                Ok(Control { message: MessageType::Send { invalidate: false, solicited } }) => {
+                    Some(Usual::Send { header, solicited, payload: payload(UNTAGGED_BYTES)? })
+                }
+                _ => None,
+            },
+            Err(_) => None,
+        }
+    }
+
     /// Reads the segment that a frame carries.
     pub(crate) fn read<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
         match self {

@@ -143,6 +143,12 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         Self { codec, out }
     }
 
+    /// The same writer, for a function that takes it by value: one that is not passed in memory.
+    #[inline]
+    pub(crate) fn reborrow(&mut self) -> SegmentWriter<'_, 'w, 'f> {
+        SegmentWriter { codec: self.codec, out: self.out }
+    }
+
     /// Bytes of payload that fit behind `header` bytes of a header; `None` when not even these fit.
     #[inline]
     pub(crate) fn room_behind(&self, header: usize) -> Option<usize> {

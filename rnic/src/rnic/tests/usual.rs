@@ -100,7 +100,9 @@ proptest! {
         for (step, cut) in steps {
             let ulpdu = match step {
                 Step::Post { pieces } => {
-                    twins.iter_mut().for_each(|twin| twin.post(pieces));
+                    for twin in &mut twins {
+                        twin.post(pieces);
+                    }
                     continue;
                 }
                 Step::Send { control, msn, mo, last, len } => {
