@@ -122,7 +122,7 @@ impl Engine {
             peers: Peers::default(),
             teardowns: VecDeque::new(),
             closes: VecDeque::new(),
-            batch: Batch::default(),
+            batch: Batch::with_capacity(BATCH),
         }
     }
 

@@ -13,7 +13,7 @@ const MOST_RANGES: usize = 16;
 
 /// The message has more ranges at once than [`Coverage`] keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TooScattered;
+struct TooScattered;
 
 /// The message cannot be delivered: it has ended, but not every byte is filled, or it has too many ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

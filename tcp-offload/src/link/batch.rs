@@ -10,6 +10,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// An empty batch with memory for `most` frames.
+    pub fn with_capacity(most: usize) -> Self {
+        Self { frames: Vec::with_capacity(most) }
+    }
+
     /// Takes at most `most` received frames from `link`, once all earlier ones are processed. Returns whether there was one.
     pub fn fill(&mut self, link: &mut dyn Link, most: usize) -> bool {
         debug_assert!(self.is_empty());

@@ -397,8 +397,8 @@ impl<U: Ulp> Stack<U> {
             }
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
-            let mut source =
-                FramingSource::new(now, slot.tcp.emss(), &mut slot.session, announced, ulp, conn);
+            let emss = slot.tcp.emss();
+            let mut source = FramingSource { now, emss, session: &mut slot.session, announced, ulp, conn };
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
             // The next turn sets the timer and the next work of the connection, when it catches up.
             if sent.is_all() && slot.tcp.has_postponed() {

@@ -23,26 +23,13 @@ pub(super) enum Supply {
 
 /// The arguments of [`Source::fill`] for one connection.
 pub(super) struct FramingSource<'a, U: Ulp> {
-    now: Instant,
-    emss: usize,
-    session: &'a mut AnySession<U::Placed>,
+    pub(super) now: Instant,
+    pub(super) emss: usize,
+    pub(super) session: &'a mut AnySession<U::Placed>,
     /// See [`Supply::Announced`].
-    announced: bool,
-    ulp: &'a mut U,
-    conn: ConnId,
-}
-
-impl<'a, U: Ulp> FramingSource<'a, U> {
-    pub(super) fn new(
-        now: Instant,
-        emss: usize,
-        session: &'a mut AnySession<U::Placed>,
-        announced: bool,
-        ulp: &'a mut U,
-        conn: ConnId,
-    ) -> Self {
-        Self { now, emss, session, announced, ulp, conn }
-    }
+    pub(super) announced: bool,
+    pub(super) ulp: &'a mut U,
+    pub(super) conn: ConnId,
 }
 
 impl<U: Ulp> Source for FramingSource<'_, U> {

@@ -130,16 +130,16 @@ impl<U: Ulp> Stack<U> {
         ulp: &mut U,
     ) -> bool {
         let Some(slot) = self.slot(conn) else { return false };
-        let mut source = FramingSource::new(now, slot.tcp.emss(), &mut slot.session, true, ulp, conn);
+        let emss = slot.tcp.emss();
+        let mut source = FramingSource { now, emss, session: &mut slot.session, announced: true, ulp, conn };
         if !slot.tcp.transmit_straight(now, link, &mut source) {
             return false;
         }
-        if slot.tcp.has_postponed() {
-            // The next turn sets the timer and the next work of the connection, when it catches up.
-            slot.supply = Supply::Dry;
-            self.turns.set(conn.index, Work::Nothing);
-        } else {
-            self.turns.set(conn.index, Work::Nothing);
+        let catches_up = slot.tcp.has_postponed();
+        // The next turn sets the timer and the next work of the connection, when it catches up.
+        slot.supply = Supply::Dry;
+        self.turns.set(conn.index, Work::Nothing);
+        if !catches_up {
             let sent = Sent { frames: 1, dry: true, ..Sent::default() };
             self.after_sending(now, link, conn.index, sent, 0, ulp);
         }

@@ -22,8 +22,7 @@ const MOST_BACKOFF: u32 = 16;
 pub(super) struct Rtt {
     srtt: Option<u64>,
     rttvar: u64,
-    /// Smallest round-trip time in the current half of the window and in the previous one.
-    /// Both are [`UNKNOWN`] without a measurement.
+    /// Smallest round-trip time in the current half of the window and in the previous one, [`UNKNOWN`] without a measurement.
     min: u64,
     min_before: u64,
     half_ends: Instant,

@@ -384,13 +384,13 @@ impl Sender {
         Ok(emss.min(usable as usize))
     }
 
-    /// Whether nothing limits a full segment, as far as is known without a look at what selective acknowledgments say.
+    /// Whether [`Self::room`] is certainly that of a full segment. Bytes that duplicate ACKs report as delivered count as in flight.
     #[inline]
     pub(super) fn has_room(&self, emss: usize, max_chunks: usize) -> bool {
-        let pipe = self.queue.in_flight();
+        let in_flight = self.queue.in_flight();
         self.queue.chunks() < max_chunks
             && self.usable() >= emss as u64
-            && (pipe == 0 || pipe + emss as u64 <= self.window.cwnd)
+            && (in_flight == 0 || in_flight + emss as u64 <= self.window.cwnd)
     }
 
     /// RFC 4821 section 7.4: whether no probe is outstanding, and there is no loss or sign of one.

@@ -2,7 +2,7 @@
 //! rules of `output` that can have an effect on such a segment, and no others. A property test compares its outcome with that of
 //! [`Connection::transmit`].
 
-use super::{ACK, segment::payload_sum};
+use super::segment::payload_sum;
 use crate::{
     link::{FrameWriter, Link, chunks_of},
     tcp::{
@@ -48,7 +48,7 @@ impl Connection {
         self.tx.before_new_data(now);
         // Before the peer's FIN.
         let ack = self.rx.seq_at(self.rx.next());
-        let flags = Flags { psh: !more, ece: self.marks.echo(), cwr: self.marks.cwr(), ..ACK };
+        let flags = Flags { psh: !more, ..self.data_flags(true) };
         let fields = PlainFields {
             seq: self.tx.seq_at(offset),
             ack,
