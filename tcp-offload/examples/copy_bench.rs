@@ -1,5 +1,5 @@
 //! Nanoseconds for 1460 bytes (or the lengths given): `memcpy` beside the copy that registered memory gets, the CRC32c
-//! alone, and both.
+//! alone, and both; also between MPA markers, in several passes and in one.
 //!
 //!     cargo run --release -p xwarp-tcp --example copy_bench -- 64 508 1460 3440
 //!
@@ -9,7 +9,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use xwarp_tcp::copy;
+use xwarp_tcp::copy::{self, GappedMut, Gaps, Sum};
 
 /// Rounds of all contenders.
 const ROUNDS: usize = 401;
@@ -62,7 +62,31 @@ fn read_then_crc(from: &mut [u8], to: &mut [u8]) {
     black_box(copy::crc32c(0, to));
 }
 
-const CONTENDERS: [(&str, Contender); 7] = [
+/// Copies as many bytes as `to` has outside of markers, the first of which lies in its middle.
+fn read_marked(from: &mut [u8], to: &mut [u8], sum: Sum) -> Sum {
+    let gaps = Gaps { first: to.len() / 2 % 512, between: 508, len: 4 };
+    let len = gaps.bytes_in(to.len());
+    let mut space = GappedMut { bytes: to, len, gaps, sum };
+    // SAFETY: `from` is as long as `to`, and they do not overlap.
+    unsafe { copy::read_gapped(from.as_ptr(), &mut space) };
+    space.sum
+}
+
+#[inline(never)]
+fn read_marked_then_crc(from: &mut [u8], to: &mut [u8]) {
+    read_marked(from, to, Sum::Apart);
+    for at in (to.len() / 2 % 512..to.len().saturating_sub(4)).step_by(512) {
+        to[at..at + 4].copy_from_slice(&(at as u32).to_be_bytes());
+    }
+    black_box(copy::crc32c(0, to));
+}
+
+#[inline(never)]
+fn read_marked_with_crc(from: &mut [u8], to: &mut [u8]) {
+    black_box(read_marked(from, to, Sum::Wanted { crc: 0, number: 0 }));
+}
+
+const CONTENDERS: [(&str, Contender); 9] = [
     ("memcpy", memcpy),
     ("copy::read", read),
     ("copy::write", write),
@@ -70,6 +94,8 @@ const CONTENDERS: [(&str, Contender); 7] = [
     ("copy::crc32c", crc),
     ("read, then crate crc32c", read_then_crate_crc),
     ("read, then copy::crc32c", read_then_crc),
+    ("markers, then CRC", read_marked_then_crc),
+    ("markers and CRC at once", read_marked_with_crc),
 ];
 
 /// Nanoseconds per call. Source and destination lie at different distances from a cache line, as payloads do.

@@ -2,6 +2,8 @@
 
 use std::arch::aarch64::{__crc32cb, __crc32cd};
 
+use crate::copy::NumberedGaps;
+
 /// Whether the processor has the instructions of [`sum`].
 #[inline]
 pub(super) fn present() -> bool {
@@ -27,4 +29,9 @@ pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
         sum = __crc32cb(sum, *byte);
     }
     !sum
+}
+
+/// Copies and sums one after the other.
+pub(super) unsafe fn copy(_: u32, _: *const u8, _: &mut [u8], _: NumberedGaps) -> Option<u32> {
+    None
 }

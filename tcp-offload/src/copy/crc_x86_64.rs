@@ -5,20 +5,31 @@
 //! the bytes at that distance are added. Four vectors are folded side by side, because a multiplication takes longer than
 //! the start of the next one. With AVX-512 a vector has 64 bytes, with AVX2 it has 32 (VPCLMULQDQ in both cases).
 //!
+//! Bytes of shared memory can be folded while they are copied. One pass takes less time than a copy and a fold: the processor
+//! folds one vector while it waits for the memory of the next ones.
+//!
 //! Without VPCLMULQDQ, three thirds of the bytes are summed by `crc32` at the same time, since that instruction has a latency
 //! of three cycles and one can start in each, and joined by two carry-less multiplications.
 
 use std::{
-    arch::x86_64::{
-        __m128i, __m256i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64,
-        _mm_cvtsi32_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128,
-        _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128,
-        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_xor_si256, _mm256_zextsi128_si256,
-        _mm512_broadcast_i32x4, _mm512_castsi512_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
-        _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+    arch::{
+        asm,
+        x86_64::{
+            __m128i, __m256i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64,
+            _mm_cvtsi32_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128,
+            _mm256_blend_epi32, _mm256_broadcastsi128_si256, _mm256_castsi256_si128,
+            _mm256_clmulepi64_epi128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_set_epi32,
+            _mm256_set1_epi32, _mm256_setzero_si256, _mm256_storeu_si256, _mm256_xor_si256,
+            _mm256_zextsi128_si256, _mm512_broadcast_i32x4, _mm512_castsi512_si128, _mm512_clmulepi64_epi128,
+            _mm512_extracti32x4_epi32, _mm512_loadu_si512, _mm512_maskz_set1_epi32, _mm512_setzero_si512,
+            _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+        },
     },
+    mem,
     sync::atomic::{AtomicU8, Ordering},
 };
+
+use crate::copy::{NumberedGaps, read};
 
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -90,10 +101,10 @@ fn sum_long(crc: u32, bytes: &[u8]) -> u32 {
     let (mut sum, mut rest) = (!crc, bytes);
     match level() {
         // SAFETY: the processor has the instructions.
-        FOLD_512 if bytes.len() >= 4 * VECTOR_512 => (sum, rest) = unsafe { folded_512(sum, bytes) },
+        FOLD_512 if bytes.len() >= 4 * VECTOR_512 => (sum, rest) = unsafe { avx512::folded(sum, bytes) },
         FOLD_512 | FOLD_256 => {
             // SAFETY: as above.
-            (sum, rest) = unsafe { folded_256(sum, bytes) }
+            (sum, rest) = unsafe { avx2::folded(sum, bytes) }
         }
         _ => {
             while rest.len() >= ROW * LEAST_ROWS {
@@ -215,39 +226,141 @@ fn reduce(x: __m128i) -> u32 {
     _mm_crc32_u64(low, _mm_extract_epi64::<1>(x).cast_unsigned()) as u32
 }
 
-/// Defines `$name`, which appends the whole vectors of `bytes`, at least four, to `sum`, which is not inverted, and returns
-/// the bytes that are left.
-macro_rules! folded {
-    ($name:ident, $features:literal, $bytes:ident, $ops:ident) => {
+/// Fewest bytes that are worth copying and summing in one pass.
+const LEAST_COPIED: usize = 512;
+/// Bytes from the start of one gap to the start of the next when a copy fills the gaps.
+const SPAN: usize = 512;
+
+/// See [`super::copy`].
+#[inline]
+pub(super) unsafe fn copy(crc: u32, from: *const u8, to: &mut [u8], gaps: NumberedGaps) -> Option<u32> {
+    if to.len() < LEAST_COPIED || !gaps.are(size_of::<u32>(), SPAN) {
+        return None;
+    }
+    match level() {
+        // SAFETY: the processor has the instructions; the caller's contract.
+        FOLD_512 => Some(!unsafe { avx512::copied(!crc, from, to, gaps) }),
+        // SAFETY: as above.
+        FOLD_256 => Some(!unsafe { avx2::copied(!crc, from, to, gaps) }),
+        _ => None,
+    }
+}
+
+/// Defines the folding of long runs of bytes with vectors of `$bytes` bytes, by the operations of the module.
+macro_rules! folding {
+    ($bytes:ident, $vector:ident, $features:literal) => {
+        /// Appends the whole vectors of `bytes`, at least four, to `sum`, which is not inverted. Returns the bytes that are left.
         #[target_feature(enable = $features)]
-        fn $name(sum: u32, bytes: &[u8]) -> (u32, &[u8]) {
+        pub(super) fn folded(sum: u32, bytes: &[u8]) -> (u32, &[u8]) {
             let (vectors, rest) = bytes.as_chunks::<$bytes>();
             let (fours, singles) = vectors.as_chunks::<4>();
             let Some((first, fours)) = fours.split_first() else { return (sum, bytes) };
-            let mut x =
-                [$ops::load(&first[0]), $ops::load(&first[1]), $ops::load(&first[2]), $ops::load(&first[3])];
-            x[0] = $ops::add_sum(x[0], sum);
-            let over_four = $ops::splat(const { distance(4 * $bytes) });
+            let mut x = [load(&first[0]), load(&first[1]), load(&first[2]), load(&first[3])];
+            x[0] = add_sum(x[0], sum);
+            let over_four = splat(const { distance(4 * $bytes) });
             for four in fours {
                 for (x, next) in x.iter_mut().zip(four) {
-                    *x = $ops::fold(*x, over_four, $ops::load(next));
+                    *x = fold(*x, over_four, load(next));
                 }
             }
-            let over_one = $ops::splat(const { distance($bytes) });
-            let over_two = $ops::splat(const { distance(2 * $bytes) });
-            let [a, b, c, d] = x;
-            let (a, b) = ($ops::fold(a, over_two, c), $ops::fold(b, over_two, d));
-            let mut x = $ops::fold(a, over_one, b);
+            let over_one = splat(const { distance($bytes) });
+            let mut x = together(x);
             for single in singles {
-                x = $ops::fold(x, over_one, $ops::load(single));
+                x = fold(x, over_one, load(single));
             }
-            (reduce($ops::join(x)), rest)
+            (reduce(join(x)), rest)
+        }
+
+        /// Copies the shared memory at `from` to all of `to` except its gaps, which are [`SPAN`] apart, and fills
+        /// the gaps. Appends `to`, which is at least [`LEAST_COPIED`], to `sum`, which is not inverted.
+        ///
+        /// # Safety
+        /// As [`super::copy`].
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn copied(
+            sum: u32,
+            mut from: *const u8,
+            to: &mut [u8],
+            mut gaps: NumberedGaps,
+        ) -> u32 {
+            // So many bytes lie in front of the vectors that every later gap is the end of one.
+            let first_end = gaps.first_end().filter(|end| *end <= to.len());
+            let begin = first_end.map_or(0, |end| if end < $bytes { end } else { end % $bytes });
+            let (front, rest) = to.split_at_mut(begin);
+            let gap_len = if first_end == Some(begin) { gaps.len() } else { 0 };
+            let (bytes, gap) = front.split_at_mut(begin - gap_len);
+            // SAFETY: the caller's contract; no gap is in `bytes`.
+            unsafe { read(from, bytes) };
+            // SAFETY: the address lies in the memory, or one past its end.
+            from = unsafe { from.add(bytes.len()) };
+            if let Some(gap) = gap.first_chunk_mut() {
+                *gap = gaps.next();
+            }
+            let mut folded = Folded { last: [zero(); 4], sum: one_stream(sum, front) };
+
+            // Vectors up to the end of the first gap, spans up to the end of each later one, and the vectors behind the last one.
+            let (before, rest) = rest.split_at_mut(first_end.map_or(0, |end| end - begin));
+            if let Some((last, others)) = before.as_chunks_mut().0.split_last_mut() {
+                for to in others {
+                    // SAFETY: the caller's contract; no gap is in the vector.
+                    folded.put(to, unsafe { load_shared(&mut from) });
+                }
+                // SAFETY: the caller's contract; only the last four bytes of the vector are a gap.
+                folded.put(last, unsafe { load_shared_before(&mut from, gaps.next()) });
+            }
+            let spans_len = first_end.map_or(0, |_| rest.len() - rest.len() % SPAN);
+            let (spans, rest) = rest.split_at_mut(spans_len);
+            for span in spans.as_chunks_mut::<SPAN>().0 {
+                let Some((last, others)) = span.as_chunks_mut().0.split_last_mut() else { break };
+                for to in others {
+                    // SAFETY: as above.
+                    folded.put(to, unsafe { load_shared(&mut from) });
+                }
+                // SAFETY: as above.
+                folded.put(last, unsafe { load_shared_before(&mut from, gaps.next()) });
+            }
+            let (vectors, tail) = rest.as_chunks_mut();
+            for to in vectors {
+                // SAFETY: as above.
+                folded.put(to, unsafe { load_shared(&mut from) });
+            }
+            let sum = reduce(join(together(folded.last)));
+            // SAFETY: the caller's contract; `tail` is shorter than a vector, so no gap is in it.
+            unsafe { read(from, tail) };
+            one_stream(sum, tail)
+        }
+
+        /// Vectors that are folded one after the other.
+        struct Folded {
+            /// The last four vectors, each with the earlier ones at multiples of four vectors from it.
+            last: [$vector; 4],
+            /// The sum of what is in front of the first vector; 0 behind it.
+            sum: u32,
+        }
+
+        impl Folded {
+            /// Stores the next vector in `to`, and folds it.
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn put(&mut self, to: &mut [u8; $bytes], vector: $vector) {
+                store(to, vector);
+                let [a, b, c, d] = self.last;
+                let next = add_sum(vector, mem::take(&mut self.sum));
+                self.last = [b, c, d, fold(a, splat(const { distance(4 * $bytes) }), next)];
+            }
+        }
+
+        /// Four successive vectors, folded into the last one.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn together([a, b, c, d]: [$vector; 4]) -> $vector {
+            let over_one = splat(const { distance($bytes) });
+            let over_two = splat(const { distance(2 * $bytes) });
+            let (a, b) = (fold(a, over_two, c), fold(b, over_two, d));
+            fold(a, over_one, b)
         }
     };
 }
-
-folded!(folded_512, "avx512f,vpclmulqdq,sse4.2,pclmulqdq", VECTOR_512, avx512);
-folded!(folded_256, "avx2,vpclmulqdq,sse4.2,pclmulqdq", VECTOR_256, avx2);
 
 mod avx512 {
     //! Vectors of 64 bytes.
@@ -255,32 +368,87 @@ mod avx512 {
     use super::{
         __m128i, __m512i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm512_broadcast_i32x4,
         _mm512_castsi512_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
-        _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512, distance, fold_128,
+        _mm512_maskz_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
+        _mm512_xor_si512, _mm512_zextsi128_si512, NumberedGaps, SPAN, VECTOR_512, asm, distance, fold_128,
+        mem, one_stream, read, reduce,
     };
+
+    folding!(VECTOR_512, __m512i, "avx512f,vpclmulqdq,sse4.2,pclmulqdq");
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(super) fn load(bytes: &[u8; 64]) -> __m512i {
+    fn zero() -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    /// The next 64 bytes of shared memory, behind which `from` then points.
+    ///
+    /// # Safety
+    /// The bytes must be mapped and readable.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_shared(from: &mut *const u8) -> __m512i {
+        let vector;
+        // SAFETY: the caller's contract, also for the address behind the bytes.
+        unsafe {
+            asm!("vmovdqu64 {v}, [{f}]", v = out(zmm_reg) vector, f = in(reg) *from, options(nostack, preserves_flags));
+            *from = from.add(64);
+        }
+        vector
+    }
+
+    /// The next 60 bytes of shared memory, behind which `from` then points, and `gap`.
+    ///
+    /// # Safety
+    /// The bytes must be mapped and readable.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_shared_before(from: &mut *const u8, gap: [u8; 4]) -> __m512i {
+        let mut vector = _mm512_maskz_set1_epi32(1 << 15, i32::from_le_bytes(gap));
+        // SAFETY: the caller's contract, also for the address behind the bytes; masked words are not accessed.
+        unsafe {
+            asm!(
+                "vmovdqu32 {v}{{{k}}}, [{f}]",
+                v = inout(zmm_reg) vector,
+                k = in(kreg) 0x7fff_u16,
+                f = in(reg) *from,
+                options(nostack, preserves_flags),
+            );
+            *from = from.add(60);
+        }
+        vector
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn store(to: &mut [u8; 64], vector: __m512i) {
+        // SAFETY: 64 bytes are writable; the store needs no alignment.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), vector) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn load(bytes: &[u8; 64]) -> __m512i {
         // SAFETY: 64 bytes are readable; the load needs no alignment.
         unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(super) fn splat(factors: [u64; 2]) -> __m512i {
+    fn splat(factors: [u64; 2]) -> __m512i {
         _mm512_broadcast_i32x4(_mm_set_epi64x(factors[1].cast_signed(), factors[0].cast_signed()))
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(super) fn add_sum(x: __m512i, sum: u32) -> __m512i {
+    fn add_sum(x: __m512i, sum: u32) -> __m512i {
         _mm512_xor_si512(x, _mm512_zextsi128_si512(_mm_cvtsi32_si128(sum.cast_signed())))
     }
 
     /// Each 128 bits of `x`, folded over the distance of `factors`, plus those of `next`.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
-    pub(super) fn fold(x: __m512i, factors: __m512i, next: __m512i) -> __m512i {
+    fn fold(x: __m512i, factors: __m512i, next: __m512i) -> __m512i {
         let low = _mm512_clmulepi64_epi128::<0x00>(x, factors);
         let high = _mm512_clmulepi64_epi128::<0x11>(x, factors);
         // The truth table of the exclusive or of three bits.
@@ -290,7 +458,7 @@ mod avx512 {
     /// The parts of 128 bits, folded into the last one.
     #[inline]
     #[target_feature(enable = "avx512f,pclmulqdq")]
-    pub(super) fn join(x: __m512i) -> __m128i {
+    fn join(x: __m512i) -> __m128i {
         let first = fold_128(_mm512_castsi512_si128(x), const { distance(48) });
         let second = fold_128(_mm512_extracti32x4_epi32::<1>(x), const { distance(32) });
         let third = fold_128(_mm512_extracti32x4_epi32::<2>(x), const { distance(16) });
@@ -303,34 +471,90 @@ mod avx2 {
     //! Vectors of 32 bytes.
 
     use super::{
-        __m128i, __m256i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm256_broadcastsi128_si256,
-        _mm256_castsi256_si128, _mm256_clmulepi64_epi128, _mm256_extracti128_si256, _mm256_loadu_si256,
-        _mm256_xor_si256, _mm256_zextsi128_si256, distance, fold_128,
+        __m128i, __m256i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm256_blend_epi32,
+        _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128,
+        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_set_epi32, _mm256_set1_epi32,
+        _mm256_setzero_si256, _mm256_storeu_si256, _mm256_xor_si256, _mm256_zextsi128_si256, NumberedGaps,
+        SPAN, VECTOR_256, asm, distance, fold_128, mem, one_stream, read, reduce,
     };
+
+    folding!(VECTOR_256, __m256i, "avx2,vpclmulqdq,sse4.2,pclmulqdq");
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(super) fn load(bytes: &[u8; 32]) -> __m256i {
+    fn zero() -> __m256i {
+        _mm256_setzero_si256()
+    }
+
+    /// The next 32 bytes of shared memory, behind which `from` then points.
+    ///
+    /// # Safety
+    /// The bytes must be mapped and readable.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load_shared(from: &mut *const u8) -> __m256i {
+        let vector;
+        // SAFETY: the caller's contract, also for the address behind the bytes.
+        unsafe {
+            asm!("vmovdqu {v}, [{f}]", v = out(ymm_reg) vector, f = in(reg) *from, options(nostack, preserves_flags));
+            *from = from.add(32);
+        }
+        vector
+    }
+
+    /// The next 28 bytes of shared memory, behind which `from` then points, and `gap`.
+    ///
+    /// # Safety
+    /// The bytes must be mapped and readable.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load_shared_before(from: &mut *const u8, gap: [u8; 4]) -> __m256i {
+        let words = _mm256_set_epi32(0, -1, -1, -1, -1, -1, -1, -1);
+        let vector: __m256i;
+        // SAFETY: the caller's contract, also for the address behind the bytes; masked words are not accessed.
+        unsafe {
+            asm!(
+                "vpmaskmovd {v}, {k}, [{f}]",
+                v = out(ymm_reg) vector,
+                k = in(ymm_reg) words,
+                f = in(reg) *from,
+                options(nostack, preserves_flags),
+            );
+            *from = from.add(28);
+        }
+        _mm256_blend_epi32::<{ 1 << 7 }>(vector, _mm256_set1_epi32(i32::from_le_bytes(gap)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn store(to: &mut [u8; 32], vector: __m256i) {
+        // SAFETY: 32 bytes are writable; the store needs no alignment.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), vector) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn load(bytes: &[u8; 32]) -> __m256i {
         // SAFETY: 32 bytes are readable; the load needs no alignment.
         unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(super) fn splat(factors: [u64; 2]) -> __m256i {
+    fn splat(factors: [u64; 2]) -> __m256i {
         _mm256_broadcastsi128_si256(_mm_set_epi64x(factors[1].cast_signed(), factors[0].cast_signed()))
     }
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(super) fn add_sum(x: __m256i, sum: u32) -> __m256i {
+    fn add_sum(x: __m256i, sum: u32) -> __m256i {
         _mm256_xor_si256(x, _mm256_zextsi128_si256(_mm_cvtsi32_si128(sum.cast_signed())))
     }
 
     /// Each 128 bits of `x`, folded over the distance of `factors`, plus those of `next`.
     #[inline]
     #[target_feature(enable = "avx2,vpclmulqdq")]
-    pub(super) fn fold(x: __m256i, factors: __m256i, next: __m256i) -> __m256i {
+    fn fold(x: __m256i, factors: __m256i, next: __m256i) -> __m256i {
         let low = _mm256_clmulepi64_epi128::<0x00>(x, factors);
         let high = _mm256_clmulepi64_epi128::<0x11>(x, factors);
         _mm256_xor_si256(_mm256_xor_si256(low, high), next)
@@ -339,7 +563,7 @@ mod avx2 {
     /// The parts of 128 bits, folded into the last one.
     #[inline]
     #[target_feature(enable = "avx2,pclmulqdq")]
-    pub(super) fn join(x: __m256i) -> __m128i {
+    fn join(x: __m256i) -> __m128i {
         let first = fold_128(_mm256_castsi256_si128(x), const { distance(16) });
         _mm_xor_si128(first, _mm256_extracti128_si256::<1>(x))
     }
@@ -348,6 +572,7 @@ mod avx2 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy::{GappedMut, Gaps, Sum};
 
     /// Each of the ways that the processor has, also the ones that [`sum`] does not choose.
     #[test]
@@ -363,15 +588,51 @@ mod tests {
                 };
                 if level() >= FOLD_512 {
                     // SAFETY: the processor has the instructions.
-                    check("AVX-512", unsafe { folded_512(!0x1234_5678, bytes) });
+                    check("AVX-512", unsafe { avx512::folded(!0x1234_5678, bytes) });
                 }
                 if level() >= FOLD_256 {
                     // SAFETY: as above.
-                    check("AVX2", unsafe { folded_256(!0x1234_5678, bytes) });
+                    check("AVX2", unsafe { avx2::folded(!0x1234_5678, bytes) });
                 }
                 if present() {
                     // SAFETY: as above.
                     check("three streams", unsafe { three_streams(!0x1234_5678, bytes) });
+                }
+            }
+        }
+    }
+
+    /// Each of the ways that the processor has, wherever the gaps lie.
+    #[test]
+    fn every_way_to_copy_and_sum_agrees_with_several_passes() {
+        let bytes: Vec<u8> = (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for len in (LEAST_COPIED..=LEAST_COPIED + 70).chain([1024, 1448, 3774, 3840]) {
+            for first in (0..=LEAST_COPIED).chain([usize::MAX]) {
+                let gaps = Gaps { first, between: 508, len: 4 };
+                // The space ends with a byte, not within a gap or behind one.
+                let n = gaps.bytes_in(len);
+                let len = gaps.space_of(n);
+                let mut expected = vec![0; len];
+                let mut space = GappedMut { bytes: &mut expected, len: n, gaps, sum: Sum::Apart };
+                space.copy_from_slice(&bytes[..n]);
+                for (number, at) in (first..len).step_by(512).enumerate() {
+                    expected[at..at + 4].copy_from_slice(&(77 + 512 * number as u32).to_be_bytes());
+                }
+                let crc = ::crc32c::crc32c_append(0x1234_5678, &expected);
+                let check = |way: &str, copied: unsafe fn(u32, *const u8, &mut [u8], NumberedGaps) -> u32| {
+                    let mut to = vec![0xee; len + 2];
+                    let gaps = gaps.numbered(77);
+                    // SAFETY: the processor has the instructions; `bytes` has the bytes of the space.
+                    let sum = unsafe { copied(!0x1234_5678, bytes.as_ptr(), &mut to[1..=len], gaps) };
+                    assert_eq!(to[1..=len], expected, "{way}, {len} bytes, first gap at {first}");
+                    assert_eq!((to[0], to[len + 1]), (0xee, 0xee), "{way}, around {len} bytes");
+                    assert_eq!(!sum, crc, "{way}, {len} bytes, first gap at {first}");
+                };
+                if level() >= FOLD_512 {
+                    check("AVX-512", avx512::copied);
+                }
+                if level() >= FOLD_256 {
+                    check("AVX2", avx2::copied);
                 }
             }
         }

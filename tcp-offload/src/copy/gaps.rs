@@ -25,6 +25,54 @@ impl Gaps {
     pub const fn space_of(self, bytes: usize) -> usize {
         bytes + self.len * bytes.saturating_sub(self.first).div_ceil(self.between)
     }
+
+    /// With `number` in the first gap.
+    #[inline]
+    pub(crate) const fn numbered(self, number: u32) -> NumberedGaps {
+        NumberedGaps { places: self, number }
+    }
+}
+
+/// Gaps that a copy fills with numbers; see [`Sum::Wanted`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NumberedGaps {
+    places: Gaps,
+    /// The number of the next gap.
+    number: u32,
+}
+
+impl NumberedGaps {
+    /// Bytes of a gap.
+    #[inline]
+    pub(crate) const fn len(self) -> usize {
+        self.places.len
+    }
+
+    /// Bytes from the start of one gap to the start of the next.
+    #[inline]
+    const fn spacing(self) -> usize {
+        self.places.between + self.places.len
+    }
+
+    /// Whether the gaps have `len` bytes, and `spacing` from the start of one to the start of the next.
+    #[inline]
+    pub(crate) const fn are(self, len: usize, spacing: usize) -> bool {
+        self.places.len == len && self.spacing() == spacing
+    }
+
+    /// The end of the first gap.
+    #[inline]
+    pub(crate) const fn first_end(self) -> Option<usize> {
+        self.places.first.checked_add(self.places.len)
+    }
+
+    /// The contents of the next gap.
+    #[inline]
+    pub(crate) fn next(&mut self) -> [u8; 4] {
+        let bytes = self.number.to_be_bytes();
+        self.number = self.number.wrapping_add(self.spacing() as u32);
+        bytes
+    }
 }
 
 /// Bytes with gaps between them.
@@ -71,9 +119,39 @@ pub struct GappedMut<'a> {
     pub len: usize,
     /// The places of the gaps in `bytes`.
     pub gaps: Gaps,
+    /// Whether whoever writes the bytes may also fill the gaps and compute the CRC.
+    pub sum: Sum,
+}
+
+/// The contents of a space's gaps and its CRC32c, which [`read_gapped`](super::read_gapped) may make while it copies: one pass over the
+/// bytes takes less time than several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sum {
+    /// They are made apart from the copy, or not at all.
+    Apart,
+    /// The copy may make them.
+    Wanted {
+        /// CRC32c of the bytes in front of the space.
+        crc: u32,
+        /// Number in the first gap, in network byte order. In each later gap it is larger by the distance of the gaps.
+        number: u32,
+    },
+    /// The copy has made them. This is the CRC32c of the bytes in front of the space, followed by the space.
+    Done(u32),
 }
 
 impl GappedMut<'_> {
+    /// If a sum is wanted, lets `copy(crc, space, gaps)` write the space, which ends with the last of the bytes, and its gaps. It
+    /// returns the CRC, or `None` if it has written nothing. Returns whether it has written.
+    #[inline]
+    pub(crate) fn sum_by(&mut self, copy: impl FnOnce(u32, &mut [u8], NumberedGaps) -> Option<u32>) -> bool {
+        let Sum::Wanted { crc, number } = self.sum else { return false };
+        let Some(space) = self.bytes.get_mut(..self.gaps.space_of(self.len)) else { return false };
+        let done = copy(crc, space, self.gaps.numbered(number));
+        self.sum = done.map_or(self.sum, Sum::Done);
+        done.is_some()
+    }
+
     /// Calls `f` for each piece between two gaps.
     #[inline]
     pub fn for_each(&mut self, mut f: impl FnMut(&mut [u8])) {
@@ -132,7 +210,7 @@ mod tests {
             prop_assert_eq!(&seen, &expected);
 
             let written = vec![0xff; n];
-            GappedMut { bytes: &mut memory, len: n, gaps }.copy_from_slice(&written);
+            GappedMut { bytes: &mut memory, len: n, gaps, sum: Sum::Apart }.copy_from_slice(&written);
             let expected: Vec<u8> = (0..space).map(|at| if is_byte(&at) { 0xff } else { at as u8 }).collect();
             prop_assert_eq!(memory, expected);
         }

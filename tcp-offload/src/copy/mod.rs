@@ -33,7 +33,8 @@ pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
-pub use gaps::{Gapped, GappedMut, Gaps};
+pub(crate) use gaps::NumberedGaps;
+pub use gaps::{Gapped, GappedMut, Gaps, Sum};
 
 /// Copies `out.len()` bytes from the shared memory at `from` into `out`.
 ///
@@ -57,19 +58,35 @@ pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
     unsafe { access::write(to, bytes) }
 }
 
-/// Copies bytes from the shared memory at `from` into all of the space of `out`.
+/// Copies bytes from the shared memory at `from` into all of the space of `out`, and makes its [`Sum`] if that is wanted and takes
+/// less time in the same pass.
 ///
 /// # Safety
 /// As [`read()`], for `out.len` bytes.
 #[inline]
 pub unsafe fn read_gapped(from: *const u8, out: &mut GappedMut<'_>) {
-    let GappedMut { bytes, len, gaps } = out;
+    // SAFETY: the caller's contract.
+    if out.sum != Sum::Apart && unsafe { read_summed(from, out) } {
+        return;
+    }
+    let GappedMut { bytes, len, gaps, sum } = out;
     match bytes.get_mut(..*len) {
         // SAFETY: the caller's contract.
         Some(space) if *len <= gaps.first => unsafe { read_run(from, space) },
         // SAFETY: the caller's contract.
-        _ => unsafe { read_around_gaps(from, GappedMut { bytes, len: *len, gaps: *gaps }) },
+        _ => unsafe { read_around_gaps(from, GappedMut { bytes, len: *len, gaps: *gaps, sum: *sum }) },
     }
+}
+
+/// [`read_gapped`] in one pass with the [`Sum`], not inlined, because few spaces want one. Returns false, and has written nothing, if
+/// several passes take less time.
+///
+/// # Safety
+/// As [`read_gapped`].
+#[inline(never)]
+unsafe fn read_summed(from: *const u8, out: &mut GappedMut<'_>) -> bool {
+    // SAFETY: the caller's contract: `space` has as many bytes outside of gaps as `out`.
+    out.sum_by(|crc, space, gaps| unsafe { crc::copy(crc, from, space, gaps) })
 }
 
 /// [`read()`], not inlined, because it is long.

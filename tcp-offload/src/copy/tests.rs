@@ -280,9 +280,43 @@ proptest! {
         prop_assert!(all[0] == 0 && all[between.len() + 1..].iter().all(|byte| *byte == 0));
 
         let mut space = vec![0xee; bytes.len()];
-        let mut target = GappedMut { bytes: &mut space, len: between.len(), gaps };
+        let mut target = GappedMut { bytes: &mut space, len: between.len(), gaps, sum: Sum::Apart };
         // SAFETY: as above.
         unsafe { read_gapped(shared.at(1).cast_const(), &mut target) };
         prop_assert_eq!(space, bytes);
+    }
+
+    /// A sum that is wanted is right if it was made, and nothing but the bytes is written if it was not.
+    #[test]
+    fn prop_a_copy_with_a_sum_has_the_bytes_of_several_passes(
+        first in prop_oneof![0usize..1024, Just(usize::MAX)],
+        (between, gap) in prop_oneof![4 => Just((508, 4)), 1 => Just((252, 4)), 1 => Just((60, 4)), 1 => (1usize..600, 1usize..8)],
+        len in prop_oneof![0usize..4000, 500usize..700],
+        (align, front, crc, number) in any::<(u8, u8, u32, u32)>(),
+    ) {
+        let (align, front, gaps) = (usize::from(align % 64), usize::from(front % 64), Gaps { first, between, len: gap });
+        let bytes = pattern(len, 3);
+        let shared = Shared::<4096>::new();
+        // SAFETY: the bytes lie within the 4096.
+        unsafe { write(shared.at(align), &bytes) };
+
+        let used = gaps.space_of(len);
+        let mut expected = vec![0xee; front + used + 8];
+        let mut space = expected.clone();
+        GappedMut { bytes: &mut expected[front..], len, gaps, sum: Sum::Apart }.copy_from_slice(&bytes);
+        let mut target = GappedMut { bytes: &mut space[front..], len, gaps, sum: Sum::Wanted { crc, number } };
+        // SAFETY: as above.
+        unsafe { read_gapped(shared.at(align).cast_const(), &mut target) };
+        match target.sum {
+            Sum::Done(sum) => {
+                for (index, at) in (first..used).step_by(between + gap).enumerate() {
+                    let number = number.wrapping_add((index * (between + gap)) as u32);
+                    expected[front + at..][..4].copy_from_slice(&number.to_be_bytes());
+                }
+                prop_assert_eq!(sum, ::crc32c::crc32c_append(crc, &expected[front..front + used]));
+            }
+            unchanged => prop_assert_eq!(unchanged, Sum::Wanted { crc, number }),
+        }
+        prop_assert_eq!(space, expected);
     }
 }

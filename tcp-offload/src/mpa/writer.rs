@@ -3,7 +3,7 @@
 
 use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING, markers_from};
 use crate::{
-    copy::{self, GappedMut},
+    copy::{self, GappedMut, Sum},
     framing::Mulpdu,
     link::FrameWriter,
     seq::StreamOffset,
@@ -218,13 +218,14 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     }
 
     /// Appends `len` bytes, which must fit into [`Self::room`]: calls `f(space)` for the space in each chunk of the frame, between
-    /// markers; `f` writes every byte of it. The bytes are added to the CRC of an announced ULPDU.
+    /// markers; `f` writes every byte of it. The bytes are added to the CRC of an announced ULPDU, by `f` if it can.
     pub fn fill_runs(&mut self, len: usize, mut f: impl FnMut(&mut GappedMut<'_>)) {
         let len = self.begin_bytes(len);
         let header = self.layout.header(self.start);
         let mut at = 0;
         while at < len {
             self.write_marker();
+            self.sum_written();
             let (distance, gaps) = (self.offset - header, markers_from(self.layout.to_marker(self.offset)));
             let rest = self.frame.rest_of_chunk();
             let n = gaps.bytes_in(rest.len()).min(len - at);
@@ -233,8 +234,15 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
                 break;
             }
             let bytes = rest.get_mut(..used).unwrap_or_default();
-            f(&mut GappedMut { bytes, len: n, gaps });
-            put_markers(bytes, gaps.first, distance);
+            let number = marker_number(distance.wrapping_add(gaps.first as u64));
+            let wanted = |before: Announced| Sum::Wanted { crc: before.crc, number };
+            let sum = self.announced.map_or(Sum::Apart, wanted);
+            let mut space = GappedMut { bytes, len: n, gaps, sum };
+            f(&mut space);
+            match (space.sum, &mut self.announced) {
+                (Sum::Done(crc), Some(sum)) => (sum.crc, sum.summed) = (crc, sum.summed + used),
+                _ => put_markers(bytes, gaps.first, distance),
+            }
             at += n;
             self.frame.advance(used);
             self.offset += used as u64;
@@ -368,7 +376,7 @@ fn put_fpdu<const N: usize>(
         Some(end) => *end = [0; 8],
         None => bytes.fill(0),
     }
-    f(&mut GappedMut { bytes, len, gaps: markers_from(first) });
+    f(&mut GappedMut { bytes, len, gaps: markers_from(first), sum: Sum::Apart });
     put_markers(bytes, first, (LENGTH_BYTES + N) as u64);
     *to_crc = if crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
 }
@@ -405,7 +413,13 @@ fn put_fields<'a, const N: usize>(
 /// The marker `distance` bytes behind the ULPDU Length field of the FPDU to which it belongs.
 #[inline]
 fn marker(distance: u64) -> [u8; MARKER_BYTES] {
-    u32::from(distance as u16).to_be_bytes()
+    marker_number(distance).to_be_bytes()
+}
+
+/// Its value: FPDUPTR, behind 16 reserved bits.
+#[inline]
+fn marker_number(distance: u64) -> u32 {
+    u32::from(distance as u16)
 }
 
 #[cfg(test)]
