@@ -227,7 +227,7 @@ fn reduce(x: __m128i) -> u32 {
 }
 
 /// Fewest bytes that are worth copying and summing in one pass.
-const LEAST_COPIED: usize = 512;
+const LEAST_COPIED: usize = 1024;
 /// Bytes from the start of one gap to the start of the next when a copy fills the gaps.
 const SPAN: usize = 512;
 
@@ -300,28 +300,19 @@ macro_rules! folding {
 
             // Vectors up to the end of the first gap, spans up to the end of each later one, and the vectors behind the last one.
             let (before, rest) = rest.split_at_mut(first_end.map_or(0, |end| end - begin));
-            if let Some((last, others)) = before.as_chunks_mut().0.split_last_mut() {
-                for to in others {
-                    // SAFETY: the caller's contract; no gap is in the vector.
-                    folded.put(to, unsafe { load_shared(&mut from) });
-                }
-                // SAFETY: the caller's contract; only the last four bytes of the vector are a gap.
-                folded.put(last, unsafe { load_shared_before(&mut from, gaps.next()) });
+            if !before.is_empty() {
+                // SAFETY: the caller's contract; `before` ends with the first gap.
+                unsafe { folded.put_span(before, &mut from, gaps.next()) };
             }
             let spans_len = first_end.map_or(0, |_| rest.len() - rest.len() % SPAN);
             let (spans, rest) = rest.split_at_mut(spans_len);
             for span in spans.as_chunks_mut::<SPAN>().0 {
-                let Some((last, others)) = span.as_chunks_mut().0.split_last_mut() else { break };
-                for to in others {
-                    // SAFETY: as above.
-                    folded.put(to, unsafe { load_shared(&mut from) });
-                }
-                // SAFETY: as above.
-                folded.put(last, unsafe { load_shared_before(&mut from, gaps.next()) });
+                // SAFETY: the caller's contract; each span ends with a gap.
+                unsafe { folded.put_span(span, &mut from, gaps.next()) };
             }
             let (vectors, tail) = rest.as_chunks_mut();
             for to in vectors {
-                // SAFETY: as above.
+                // SAFETY: the caller's contract; no gap is in the vector.
                 folded.put(to, unsafe { load_shared(&mut from) });
             }
             let sum = reduce(join(together(folded.last)));
@@ -347,6 +338,22 @@ macro_rules! folding {
                 let [a, b, c, d] = self.last;
                 let next = add_sum(vector, mem::take(&mut self.sum));
                 self.last = [b, c, d, fold(a, splat(const { distance(4 * $bytes) }), next)];
+            }
+
+            /// Stores the next bytes of shared memory in the whole vectors of `to`, with `gap` at their end, and folds them.
+            ///
+            /// # Safety
+            /// As [`super::copy`]; the only gap of `to` is at its end.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn put_span(&mut self, to: &mut [u8], from: &mut *const u8, gap: [u8; 4]) {
+                let Some((last, others)) = to.as_chunks_mut().0.split_last_mut() else { return };
+                for to in others {
+                    // SAFETY: the caller's contract.
+                    self.put(to, unsafe { load_shared(from) });
+                }
+                // SAFETY: the caller's contract.
+                self.put(last, unsafe { load_shared_before(from, gap) });
             }
         }
 
@@ -606,8 +613,8 @@ mod tests {
     #[test]
     fn every_way_to_copy_and_sum_agrees_with_several_passes() {
         let bytes: Vec<u8> = (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        for len in (LEAST_COPIED..=LEAST_COPIED + 70).chain([1024, 1448, 3774, 3840]) {
-            for first in (0..=LEAST_COPIED).chain([usize::MAX]) {
+        for len in (LEAST_COPIED..=LEAST_COPIED + 70).chain([1448, 3774, 3840]) {
+            for first in (0..=SPAN).chain([usize::MAX]) {
                 let gaps = Gaps { first, between: 508, len: 4 };
                 // The space ends with a byte, not within a gap or behind one.
                 let n = gaps.bytes_in(len);
