@@ -6,7 +6,7 @@
 //! atomic accesses of different sizes to the same bytes. Therefore the compiler never sees an access to the shared
 //! side: each one is a machine instruction in an `asm!` block, which Rust treats as foreign code (docs/decisions/0010).
 //! The value that such an instruction reads is arbitrary to the compiler; the private side of every copy is an ordinary
-//! slice, and everything that must be consistent is computed from it.
+//! slice, and everything that must be consistent is computed from it, or from the registers on the way to it.
 //!
 //! Guarantees of a copy on the shared side:
 //! - each byte is read or written exactly once, so that a value the application stores after it has seen ours is not
