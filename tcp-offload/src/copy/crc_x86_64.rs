@@ -272,7 +272,7 @@ macro_rules! folding {
         }
 
         /// Copies the shared memory at `from` to all of `to` except its gaps, which are [`SPAN`] apart, and fills
-        /// the gaps. Appends `to`, which is at least [`LEAST_COPIED`], to `sum`, which is not inverted.
+        /// the gaps. Appends `to`, which is at least [`LEAST_COPIED`](super::LEAST_COPIED), to `sum`, which is not inverted.
         ///
         /// # Safety
         /// As [`super::copy`].
