@@ -31,7 +31,7 @@ pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
     !sum
 }
 
-/// Copies and sums one after the other.
+/// See [`super::copy`]. There is no code for one pass.
 pub(super) unsafe fn copy(_: u32, _: *const u8, _: &mut [u8], _: NumberedGaps) -> Option<u32> {
     None
 }
