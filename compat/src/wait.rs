@@ -71,12 +71,26 @@ impl<T> BellQueue<T> {
     }
 
     pub fn pop(&self) -> Option<T> {
+        self.shrink(VecDeque::pop_front)
+    }
+
+    /// Removes the entries for which `which` is true. Returns whether there were any.
+    pub fn remove_if(&self, which: impl Fn(&T) -> bool) -> bool {
+        self.shrink(|entries| {
+            let before = entries.len();
+            entries.retain(|entry| !which(entry));
+            entries.len() < before
+        })
+    }
+
+    /// Runs `f`, which removes entries, and keeps the descriptor readable only if some are left.
+    fn shrink<R>(&self, f: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
         let mut entries = lock(&self.entries);
-        let entry = entries.pop_front();
+        let result = f(&mut entries);
         if entries.is_empty() {
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         }
-        entry
+        result
     }
 }
 

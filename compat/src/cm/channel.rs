@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_int,
+    ptr,
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     thread::{self, ThreadId},
     time::Duration,
@@ -10,11 +11,11 @@ use std::{
 
 use nix::errno::Errno;
 use rustix::event::{PollFd, PollFlags, poll};
-use xwarp_verbs::cm::{CmKey, EventChannel};
+use xwarp_verbs::cm::{CmKey, Event, EventChannel};
 
 use super::{
     event::{self, CmEvent},
-    id::Id,
+    id::{Id, Reports},
 };
 use crate::{
     abi::cm::rdma_event_channel,
@@ -49,18 +50,33 @@ pub struct Channel {
     entered: Condvar,
 }
 
+/// The identifiers of a lane.
+type Ids = BTreeMap<CmKey, (Weak<Id>, Arc<Reports>)>;
+
 /// The events of one device on a channel.
 pub struct Lane {
     pub context: Arc<Context>,
     pub events: EventChannel,
-    ids: Mutex<BTreeMap<CmKey, Weak<Id>>>,
+    ids: Arc<Mutex<Ids>>,
 }
 
 object!(Channel: rdma_event_channel);
 
 impl Lane {
+    /// A lane whose descriptor is readable only for events that are reported to the program.
+    fn new(context: &Arc<Context>) -> Result<Self, Errno> {
+        let ids: Arc<Mutex<Ids>> = Arc::default();
+        let known = Arc::clone(&ids);
+        // The engine is locked. Therefore this does not upgrade the weak reference: the end of the identifier would need the lock.
+        let wants = move |event: &Event| {
+            lock(&known).get(&event.id).is_none_or(|(_, reports)| reports.wants(&event.kind))
+        };
+        let events = EventChannel::filtered(wants).map_err(|error| failure::io(&error))?;
+        Ok(Self { context: Arc::clone(context), events, ids })
+    }
+
     pub fn add(&self, key: CmKey, id: &Arc<Id>) {
-        lock(&self.ids).insert(key, Arc::downgrade(id));
+        lock(&self.ids).insert(key, (Arc::downgrade(id), Arc::clone(&id.reports)));
     }
 
     pub fn remove(&self, key: CmKey) {
@@ -68,7 +84,7 @@ impl Lane {
     }
 
     pub fn id(&self, key: CmKey) -> Option<Arc<Id>> {
-        lock(&self.ids).get(&key)?.upgrade()
+        lock(&self.ids).get(&key)?.0.upgrade()
     }
 }
 
@@ -96,10 +112,8 @@ impl Channel {
         if let Some(lane) = lanes.iter().find(|lane| Arc::ptr_eq(&lane.context, context)) {
             return Ok(Arc::clone(lane));
         }
-        let system = |error: std::io::Error| failure::io(&error);
-        let events = EventChannel::new().map_err(system)?;
-        self.fd.add(&events).map_err(system)?;
-        let lane = Arc::new(Lane { context: Arc::clone(context), events, ids: Mutex::default() });
+        let lane = Arc::new(Lane::new(context)?);
+        self.fd.add(&lane.events).map_err(|error| failure::io(&error))?;
         lanes.push(Arc::clone(&lane));
         Ok(lane)
     }
@@ -107,6 +121,11 @@ impl Channel {
     /// Queues the `DISCONNECTED` event of `id`.
     pub fn push_ended(&self, id: &Arc<Id>) {
         self.ended.push(Arc::downgrade(id));
+    }
+
+    /// Removes the `DISCONNECTED` event of `id`, if it waits. Returns whether it did.
+    pub fn forget_ended(&self, id: &Arc<Id>) -> bool {
+        self.ended.remove_if(|ended| ptr::eq(ended.as_ptr(), Arc::as_ptr(id)))
     }
 
     fn next_ended(&self) -> Option<Arc<CmEvent>> {

@@ -87,7 +87,7 @@ impl CmEvent {
     }
 }
 
-/// The C event for one of ours; `None` if librdmacm has no such event.
+/// The C event for one of ours; `None` if its identifier is being destroyed meanwhile.
 pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Arc<CmEvent>> {
     let id = lane.id(found.id)?;
     if let EventKind::ConnectRequest(request) = found.kind {
@@ -131,17 +131,11 @@ fn advanced(id: &Arc<Id>, kind: EventKind) -> Option<(c_int, Fields)> {
         EventKind::TimedOut => ended(event::UNREACHABLE, -(Errno::ETIMEDOUT as c_int)),
         EventKind::ConnectError(reason) => ended(event::CONNECT_ERROR, failure::closed(reason)),
         EventKind::RequestGone => ended(event::CONNECT_ERROR, -(Errno::ECONNRESET as c_int)),
-        // An identifier with a wildcard address is on no interface.
-        EventKind::Closed(CloseReason::InterfaceRemoved) | EventKind::MacChanged if id.is_wildcard() => {
-            return None;
-        }
         EventKind::Closed(CloseReason::InterfaceRemoved) => ended(event::DEVICE_REMOVAL, 0),
         EventKind::MacChanged => (event::ADDR_CHANGE, Fields::default()),
-        // Reported once: a kernel reports the end of a connection with one event.
-        EventKind::Disconnected | EventKind::Closed(_) => {
-            id.disconnected().then(|| (event::DISCONNECTED, Fields::default()))?
-        }
+        EventKind::Disconnected | EventKind::Closed(_) => ended(event::DISCONNECTED, 0),
         EventKind::DeviceFailed => (event::DEVICE_REMOVAL, Fields::default()),
+        // `Reports::wants` has dropped all others.
         _ => return None,
     };
     Some(advanced)

@@ -3,11 +3,17 @@
 use std::{
     ffi::{c_int, c_void},
     net::SocketAddr,
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::cm::CmId;
+use xwarp_verbs::{
+    CloseReason,
+    cm::{CmId, EventKind},
+};
 
 use super::{
     channel::{Channel, Lane},
@@ -64,8 +70,6 @@ pub struct Inner {
     pub qp: Weak<Qp>,
     /// For a request: the `responder_resources` and `initiator_depth` that the peer requested.
     pub depths: [u16; 2],
-    /// The `DISCONNECTED` event was reported.
-    is_end_reported: bool,
     /// The event that the last synchronous call waited for.
     event: Option<Handle<CmEvent>>,
     pub dscp: Option<u8>,
@@ -115,6 +119,42 @@ impl Sharing {
     }
 }
 
+/// Which events of an identifier are reported to the program. Asked before an event is queued, because an event that is queued
+/// makes the channel's descriptor readable, and then `rdma_get_cm_event` must not wait.
+#[derive(Default)]
+pub struct Reports {
+    /// The end of the connection was queued.
+    end: AtomicBool,
+    /// The identifier is bound to a wildcard address, and so on no interface.
+    wildcard: AtomicBool,
+}
+
+impl Reports {
+    pub fn wants(&self, kind: &EventKind) -> bool {
+        match kind {
+            EventKind::Closed(CloseReason::InterfaceRemoved) | EventKind::MacChanged => {
+                !self.wildcard.load(Ordering::Relaxed)
+            }
+            EventKind::Disconnected | EventKind::Closed(_) => self.ends(),
+            EventKind::Streaming
+            | EventKind::StreamRequest(_)
+            | EventKind::StreamReadable
+            | EventKind::MpaRequest { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Whether the end of the connection is to be reported: once, as a kernel does.
+    fn ends(&self) -> bool {
+        !self.end.swap(true, Ordering::Relaxed)
+    }
+
+    /// Records whether the identifier is bound to a wildcard address.
+    pub fn set_wildcard(&self, is_wildcard: bool) {
+        self.wildcard.store(is_wildcard, Ordering::Relaxed);
+    }
+}
+
 /// An identifier.
 #[repr(C)]
 pub struct Id {
@@ -122,6 +162,7 @@ pub struct Id {
     /// Lies behind `c`.
     _private: [u8; PRIVATE_BYTES],
     pub inner: Mutex<Inner>,
+    pub reports: Arc<Reports>,
     pub unacknowledged: Unacknowledged,
     pub template: CPart<Option<QpTemplate>>,
 }
@@ -141,7 +182,6 @@ impl Id {
             ends: Vec::new(),
             qp: Weak::new(),
             depths: [0; 2],
-            is_end_reported: false,
             event: None,
             dscp: None,
             sharing: Sharing::default(),
@@ -150,6 +190,7 @@ impl Id {
             c: CPart::new(c),
             _private: [0; PRIVATE_BYTES],
             inner: Mutex::new(inner),
+            reports: Arc::default(),
             unacknowledged: Unacknowledged::default(),
             template: CPart::new(None),
         });
@@ -207,13 +248,6 @@ impl Id {
         Ok(())
     }
 
-    /// Whether the identifier is bound to a wildcard address, or listens there.
-    pub fn is_wildcard(&self) -> bool {
-        let inner = lock(&self.inner);
-        matches!(inner.stage, Stage::Idle | Stage::Listening)
-            && inner.sharing.bound.is_some_and(|address| address.ip().is_unspecified())
-    }
-
     pub fn set_stage(&self, stage: Stage) {
         lock(&self.inner).stage = stage;
     }
@@ -253,21 +287,11 @@ impl Id {
         }
     }
 
-    /// Records the end of the connection. Returns false if it was reported already.
-    pub fn disconnected(&self) -> bool {
-        let mut inner = lock(&self.inner);
-        inner.stage = Stage::Ended;
-        !std::mem::replace(&mut inner.is_end_reported, true)
-    }
-
     /// The queue pair was destroyed, and its connection with it, which reports no event: the program gets its
     /// `DISCONNECTED` event here.
     pub fn queue_pair_gone(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
-        if inner.stage == Stage::Connected
-            && !inner.is_sync
-            && !std::mem::replace(&mut inner.is_end_reported, true)
-        {
+        if inner.stage == Stage::Connected && !inner.is_sync && self.reports.ends() {
             inner.stage = Stage::Ended;
             inner.channel.push_ended(self);
         }
@@ -344,20 +368,23 @@ impl Id {
             end.lane.remove(end.cm.key());
             end.lane = lane;
         }
+        if !Arc::ptr_eq(&inner.channel, &to) && inner.channel.forget_ended(self) {
+            to.push_ended(self);
+        }
         self.c.update(|c| c.channel = to.c_ptr());
         (inner.channel, inner.is_sync) = (to, is_sync);
         Ok(())
     }
 }
 
-/// Ends an identifier, when its events are acknowledged.
+/// Ends an identifier, then waits until its events are acknowledged. Events that the program has not read leave the channel
+/// before: its descriptor is not readable for them while this waits.
 pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
     let id = id.withdraw()?;
-    id.forget_event(&mut lock(&id.inner));
-    id.unacknowledged.drain();
-    let (ends, stage, sharing) = {
+    let (ends, stage, sharing, channel) = {
         let mut inner = lock(&id.inner);
-        (std::mem::take(&mut inner.ends), inner.stage, inner.sharing)
+        id.forget_event(&mut inner);
+        (std::mem::take(&mut inner.ends), inner.stage, inner.sharing, Arc::clone(&inner.channel))
     };
     for end in ends {
         end.lane.remove(end.cm.key());
@@ -365,6 +392,8 @@ pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
             parking::park(end, sharing.only_family);
         }
     }
+    channel.forget_ended(&id);
+    id.unacknowledged.drain();
     Ok(())
 }
 

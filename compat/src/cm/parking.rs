@@ -70,7 +70,10 @@ impl<T> Lot<T> {
 /// Keeps a listener for the next one at its address.
 pub fn park(end: End, only_family: bool) {
     let End { lane, mut cm } = end;
-    let (Some(address), Ok(events)) = (cm.local_address(), EventChannel::new()) else { return };
+    // Only requests wait for the next listener.
+    let (Some(address), Ok(events)) = (cm.local_address(), EventChannel::filtered(|_| false)) else {
+        return;
+    };
     cm.migrate(&events);
     let card = Arc::clone(&lane.context.card);
     let parked = Parked { card, address, only_family, cm, _events: events };

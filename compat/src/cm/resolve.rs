@@ -133,6 +133,7 @@ impl Id {
         address: SocketAddr,
     ) -> Result<(), Errno> {
         let mut address = address;
+        self.reports.set_wildcard(address.ip().is_unspecified());
         for context in contexts {
             self.add_end(inner, context)?;
             let Some(end) = inner.ends.last() else { continue };
@@ -178,6 +179,7 @@ impl Id {
                 inner.drop_ends(|end| Arc::ptr_eq(&end.lane.context, &context));
             }
         }
+        self.reports.set_wildcard(false);
         let [end] = &inner.ends[..] else { return Err(Errno::ENETUNREACH) };
         end.cm.resolve_address(peer, limit).map_err(|error| failure::cm(&error))?;
         inner.stage = Stage::Resolving;

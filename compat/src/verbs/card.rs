@@ -130,13 +130,19 @@ impl Card {
 
     pub fn remove_qp(&self, qp: &Qp) {
         lock(&qp.context.owned).qps.remove(&qp.qp.id());
+        qp.context.discard_events();
         let mut names = lock(&self.names);
         names.qps.remove(&qp.qp.id());
         names.by_number.remove(&qp.number());
     }
 
-    pub fn qp(&self, id: QpId) -> Option<Arc<Qp>> {
-        lock(&self.names).qps.get(&id)?.upgrade()
+    /// The object of an event that the program is about to get, which counts as unacknowledged: [`Self::remove_qp`] comes before, and
+    /// then there is no event, or after, and then the destruction waits for the acknowledgement.
+    pub fn qp_of_event(&self, id: QpId) -> Option<Arc<Qp>> {
+        let names = lock(&self.names);
+        let found = names.qps.get(&id)?.upgrade()?;
+        found.unacknowledged.returned();
+        Some(found)
     }
 
     pub fn qp_by_number(&self, number: u32) -> Option<Arc<Qp>> {
@@ -150,11 +156,17 @@ impl Card {
 
     pub fn remove_cq(&self, cq: &Cq) {
         lock(&cq.context.owned).cqs.remove(&cq.cq.id());
+        cq.context.discard_events();
         lock(&self.names).cqs.remove(&cq.cq.id());
     }
 
-    pub fn cq(&self, id: CqId) -> Option<Arc<Cq>> {
-        lock(&self.names).cqs.get(&id)?.upgrade()
+    /// The object of an event that the program is about to get, which counts as unacknowledged: [`Self::remove_cq`] comes before, and
+    /// then there is no event, or after, and then the destruction waits for the acknowledgement.
+    pub fn cq_of_event(&self, id: CqId) -> Option<Arc<Cq>> {
+        let names = lock(&self.names);
+        let found = names.cqs.get(&id)?.upgrade()?;
+        found.unacknowledged.returned();
+        Some(found)
     }
 
     pub fn add_srq(&self, srq: &Arc<Srq>) {
@@ -164,11 +176,17 @@ impl Card {
 
     pub fn remove_srq(&self, srq: &Srq) {
         lock(&srq.context().owned).srqs.remove(&srq.srq.id());
+        srq.context().discard_events();
         lock(&self.names).srqs.remove(&srq.srq.id());
     }
 
-    pub fn srq(&self, id: SrqId) -> Option<Arc<Srq>> {
-        lock(&self.names).srqs.get(&id)?.upgrade()
+    /// The object of an event that the program is about to get, which counts as unacknowledged: [`Self::remove_srq`] comes before, and
+    /// then there is no event, or after, and then the destruction waits for the acknowledgement.
+    pub fn srq_of_event(&self, id: SrqId) -> Option<Arc<Srq>> {
+        let names = lock(&self.names);
+        let found = names.srqs.get(&id)?.upgrade()?;
+        found.unacknowledged.returned();
+        Some(found)
     }
 
     /// The addresses as a table of GIDs: IPv4 first, link-local addresses last.

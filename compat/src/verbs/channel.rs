@@ -40,7 +40,7 @@ impl CompChannel {
         self.c.update(|c| c.refcnt += change);
     }
 
-    /// The queue of the next notification.
+    /// The queue of the next notification, which counts as unacknowledged.
     fn next(&self) -> Result<Arc<Cq>, Errno> {
         loop {
             let mut notification = self.channel.poll();
@@ -52,7 +52,7 @@ impl CompChannel {
                 notification = waited.map_err(|error| failure::io(&error))?;
             }
             // Notifications of a queue that is destroyed were removed from the channel.
-            if let Some(cq) = notification.and_then(|found| self.context.card.cq(found.cq)) {
+            if let Some(cq) = notification.and_then(|found| self.context.card.cq_of_event(found.cq)) {
                 return Ok(cq);
             }
         }
@@ -70,7 +70,6 @@ pub extern "C" fn ibv_get_cq_event(
 ) -> c_int {
     let get = || {
         let found = channel.object()?.next()?;
-        found.unacknowledged.returned();
         cq.write(found.c_ptr())?;
         cq_context.write(found.c_context())
     };

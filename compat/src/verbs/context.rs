@@ -88,6 +88,11 @@ impl Context {
         Ok(context)
     }
 
+    /// Discards the asynchronous events of objects that have left [`Self::owned`].
+    pub fn discard_events(&self) {
+        self.async_events.discard(|event| !lock(&self.owned).concerns(event));
+    }
+
     /// The domain of identifiers without one, created at first use.
     pub fn default_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Errno> {
         let mut pd = lock(&self.default_pd);

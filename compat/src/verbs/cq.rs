@@ -106,6 +106,7 @@ pub extern "C" fn ibv_create_cq(
 pub extern "C" fn ibv_destroy_cq(cq: Handle<Cq>) -> c_int {
     number(cq.retire_unused(|cq| {
         cq.context.card.remove_cq(cq);
+        cq.cq.discard_notifications();
         cq.unacknowledged.drain();
         if let Some(channel) = &cq.channel {
             channel.count(-1);

@@ -1,6 +1,6 @@
 //! Asynchronous events.
 
-use std::{collections::BTreeSet, ffi::c_int, ptr, sync::Arc};
+use std::{collections::BTreeSet, ffi::c_int, ptr};
 
 use nix::errno::Errno;
 use xwarp_verbs::{AsyncEvent, CqId, QpFault, QpId, SrqId};
@@ -11,14 +11,6 @@ use crate::{
     boundary::{Handle, In, Object as _, Out},
     failure::{self, minus_one},
 };
-
-/// The object of an event, for the acknowledgement.
-enum Concerned {
-    Port,
-    Qp(Arc<Qp>),
-    Cq(Arc<Cq>),
-    Srq(Arc<Srq>),
-}
 
 /// Layers of RFC 5040 figure 8.
 const LAYER_RDMAP: u8 = 0;
@@ -52,57 +44,50 @@ impl Owned {
             AsyncEvent::QpFatal { qp, .. } | AsyncEvent::LastWqeReached { qp } => self.qps.contains(qp),
             AsyncEvent::CqOverflow { cq } => self.cqs.contains(cq),
             AsyncEvent::SrqLimit { srq } => self.srqs.contains(srq),
-            // libibverbs has no event for it.
-            AsyncEvent::SoftError { .. } => false,
-            _ => true,
+            AsyncEvent::DeviceFatal
+            | AsyncEvent::PortUp
+            | AsyncEvent::PortDown
+            | AsyncEvent::AddressAdded(_)
+            | AsyncEvent::AddressRemoved(_) => true,
+            // libibverbs has no event for them.
+            _ => false,
         }
     }
 }
 
-/// An event as C programs know it; `None` if its object is gone.
-fn translate(context: &Context, from: &AsyncEvent) -> Option<(c_int, Concerned)> {
+/// An event as C programs know it, whose object counts it as unacknowledged; `None` if the object is destroyed meanwhile.
+fn translate(context: &Context, from: &AsyncEvent) -> Option<ibv_async_event> {
     let card = &context.card;
-    Some(match from {
-        AsyncEvent::QpFatal { qp, fault } => (failure_of(fault), Concerned::Qp(card.qp(*qp)?)),
-        AsyncEvent::LastWqeReached { qp } => (event::QP_LAST_WQE_REACHED, Concerned::Qp(card.qp(*qp)?)),
-        AsyncEvent::CqOverflow { cq } => (event::CQ_ERR, Concerned::Cq(card.cq(*cq)?)),
+    let qp = |qp: &QpId| Some(card.qp_of_event(*qp)?.c_ptr().cast());
+    let port = || ptr::without_provenance_mut(1);
+    let (event_type, element) = match from {
+        AsyncEvent::QpFatal { qp: id, fault } => (failure_of(fault), qp(id)?),
+        AsyncEvent::LastWqeReached { qp: id } => (event::QP_LAST_WQE_REACHED, qp(id)?),
+        AsyncEvent::CqOverflow { cq } => (event::CQ_ERR, card.cq_of_event(*cq)?.c_ptr().cast()),
         AsyncEvent::SrqLimit { srq } => {
-            let srq = card.srq(*srq)?;
+            let srq = card.srq_of_event(*srq)?;
             srq.limit_reached();
-            (event::SRQ_LIMIT_REACHED, Concerned::Srq(srq))
+            (event::SRQ_LIMIT_REACHED, srq.c_ptr().cast())
         }
-        AsyncEvent::DeviceFatal => (event::DEVICE_FATAL, Concerned::Port),
-        AsyncEvent::PortUp => (event::PORT_ACTIVE, Concerned::Port),
-        AsyncEvent::PortDown => (event::PORT_ERR, Concerned::Port),
-        AsyncEvent::AddressAdded(_) | AsyncEvent::AddressRemoved(_) => (event::GID_CHANGE, Concerned::Port),
+        AsyncEvent::DeviceFatal => (event::DEVICE_FATAL, port()),
+        AsyncEvent::PortUp => (event::PORT_ACTIVE, port()),
+        AsyncEvent::PortDown => (event::PORT_ERR, port()),
+        AsyncEvent::AddressAdded(_) | AsyncEvent::AddressRemoved(_) => (event::GID_CHANGE, port()),
+        // `Owned::concerns` has dropped all others.
         _ => return None,
-    })
+    };
+    Some(ibv_async_event { element, event_type })
 }
 
 /// The oldest waiting event.
-fn poll(context: &Context) -> Option<(c_int, Concerned)> {
+fn poll(context: &Context) -> Option<ibv_async_event> {
     std::iter::from_fn(|| context.async_events.poll()).find_map(|found| translate(context, &found))
 }
 
 fn next(context: &Context) -> Result<ibv_async_event, Errno> {
     loop {
-        if let Some((event_type, concerned)) = poll(context) {
-            let element = match &concerned {
-                Concerned::Port => ptr::without_provenance_mut(1),
-                Concerned::Qp(qp) => {
-                    qp.unacknowledged.returned();
-                    qp.c_ptr().cast()
-                }
-                Concerned::Cq(cq) => {
-                    cq.unacknowledged.returned();
-                    cq.c_ptr().cast()
-                }
-                Concerned::Srq(srq) => {
-                    srq.unacknowledged.returned();
-                    srq.c_ptr().cast()
-                }
-            };
-            return Ok(ibv_async_event { element, event_type });
+        if let Some(event) = poll(context) {
+            return Ok(event);
         }
         if context.async_fd.is_nonblocking() {
             return Err(Errno::EAGAIN);

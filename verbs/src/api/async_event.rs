@@ -37,8 +37,14 @@ impl<T> BellQueue<T> {
 
     /// Adds an entry and signals it; returns the oldest entry when there are more than `most`.
     pub(super) fn push(&self, entry: T, most: usize) -> Option<T> {
+        self.push_if(most, || Some(entry))
+    }
+
+    /// Adds the entry that `make` returns, like [`push`](Self::push). `make` is called while the queue is locked: after what it
+    /// decides by has changed, [`remove_if`](Self::remove_if) finds all entries of before.
+    fn push_if(&self, most: usize, make: impl FnOnce() -> Option<T>) -> Option<T> {
         let mut entries = lock(&self.entries);
-        entries.waiting.push_back(entry);
+        entries.waiting.push_back(make()?);
         if !entries.attended {
             // Rings even when earlier events wait: under EPOLLET only a write to the descriptor is an edge.
             self.bell.ring();
@@ -119,9 +125,7 @@ impl AsyncQueue {
         tracing::debug!(?event, "asynchronous event");
         lock(&self.further).retain(|reader| {
             let Some(queue) = reader.queue.upgrade() else { return false };
-            if (reader.wants)(&event) {
-                queue.push(event.clone(), MOST_EVENTS);
-            }
+            queue.push_if(MOST_EVENTS, || (reader.wants)(&event).then(|| event.clone()));
             true
         });
         if let Some(lost) = self.first.push(event, MOST_EVENTS) {
@@ -155,6 +159,11 @@ impl AsyncEvents {
     /// The oldest waiting event, without blocking.
     pub fn poll(&self) -> Option<AsyncEvent> {
         self.0.pop()
+    }
+
+    /// Discards the waiting events for which `which` returns true, for instance those of an object that is about to be destroyed.
+    pub fn discard(&self, which: impl Fn(&AsyncEvent) -> bool) {
+        self.0.remove_if(which);
     }
 }
 
@@ -212,8 +221,14 @@ mod tests {
         for reader in [&one, &two] {
             assert_eq!((reader.poll(), reader.poll()), (Some(AsyncEvent::PortUp), None));
         }
+        queue.push(AsyncEvent::PortUp);
+        one.discard(|event| *event == AsyncEvent::PortUp);
+        let readable = |reader: &AsyncEvents| wait_readable([reader.as_fd()], Some(Duration::ZERO)).unwrap();
+        assert!(!readable(&one) && readable(&two));
+        assert_eq!((one.poll(), two.poll()), (None, Some(AsyncEvent::PortUp)));
         let all: Vec<_> = std::iter::from_fn(|| queue.events().poll()).collect();
-        assert_eq!(all, [AsyncEvent::PortDown, AsyncEvent::PortUp, AsyncEvent::DeviceFatal]);
+        let [down, up] = [AsyncEvent::PortDown, AsyncEvent::PortUp];
+        assert_eq!(all, [down, up.clone(), AsyncEvent::DeviceFatal, up]);
         drop(two);
         queue.push(AsyncEvent::PortDown);
         assert_eq!(lock(&queue.further).len(), 1, "a reader that is gone is kept");

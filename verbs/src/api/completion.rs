@@ -154,6 +154,12 @@ impl CqInner {
         first.filter(|_| used.next().is_none()).map(|(engine, _)| engine)
     }
 
+    fn discard_notifications(&self) {
+        if let Some(channel) = &self.channel {
+            channel.0.remove_if(|notification| notification.cq == self.id);
+        }
+    }
+
     /// Counts a queue pair of `engine` that completes here.
     pub(super) fn add_user(&self, engine: u16) {
         if let Some(users) = self.users.get(usize::from(engine)) {
@@ -173,9 +179,7 @@ impl Drop for CqInner {
     fn drop(&mut self) {
         let freed = self.device.shared().registry(|registry| registry.destroy_cq(self.id));
         destroyed(freed, "queue pairs hold their completion queues");
-        if let Some(channel) = &self.channel {
-            channel.0.remove_if(|notification| notification.cq == self.id);
-        }
+        self.discard_notifications();
     }
 }
 
@@ -252,6 +256,12 @@ impl CompletionQueue {
     /// The oldest completion; otherwise like [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
         self.look(CompletionRing::pop)
+    }
+
+    /// Discards the queue's waiting notification. For a queue that is about to be destroyed, which does the same when the last handle
+    /// is dropped.
+    pub fn discard_notifications(&self) {
+        self.0.discard_notifications();
     }
 
     /// Polls until a completion arrives, at most for `limit`. Keeps a processor busy; use [`wait`](Self::wait) to

@@ -197,15 +197,20 @@ impl Waiting {
     }
 }
 
+/// Decides about an event before it is queued.
+type Filter = Box<dyn Fn(&Event) -> bool + Send + Sync>;
+
 /// The queue of a channel, behind a descriptor that is readable exactly while an event waits and that signals each event.
 pub(crate) struct ChannelQueue {
     waiting: Mutex<Waiting>,
     bell: Doorbell,
+    /// Which events, beside requests, are queued; `None`: all.
+    wants: Option<Filter>,
 }
 
 impl ChannelQueue {
-    fn new() -> io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), bell: Doorbell::new()? })
+    fn new(wants: Option<Filter>) -> io::Result<Self> {
+        Ok(Self { waiting: Mutex::default(), bell: Doorbell::new()?, wants })
     }
 
     /// Runs `f`, which removes events, and keeps the descriptor readable only if some are left.
@@ -218,21 +223,32 @@ impl ChannelQueue {
         result
     }
 
-    /// Adds an event. The number of identifiers and the backlogs of listeners bound the number of waiting events.
+    /// Adds an event, if the channel's filter wants it. The number of identifiers and the backlogs of listeners bound the number
+    /// of waiting events.
     pub(crate) fn push(&self, event: Queued) {
+        let is_wanted = match (&event, &self.wants) {
+            (Queued::Plain(event), Some(wants)) => wants(event),
+            _ => true,
+        };
+        if is_wanted {
+            self.add(event);
+        }
+    }
+
+    fn add(&self, event: Queued) {
         let mut waiting = lock(&self.waiting);
         waiting.push(event);
         // Rings even when other events wait: under EPOLLET only a write to the descriptor is an edge.
         self.bell.ring();
     }
 
-    /// Moves the events of an identifier to another channel, except requests of other engines than `engine`. Returns the new
-    /// identifiers of requests among them.
+    /// Moves the events of an identifier to another channel, whose filter is not asked about them, except requests of other
+    /// engines than `engine`. Returns the new identifiers of requests among them.
     pub(crate) fn hand_over(&self, id: CmKey, engine: u16, to: &Self) -> Vec<CmKey> {
         let events = self.shrink(|waiting| waiting.remove_naming(id, engine));
         let requests = events.iter().filter_map(Queued::request).collect();
         for event in events {
-            to.push(event);
+            to.add(event);
         }
         requests
     }
@@ -280,7 +296,14 @@ pub struct EventChannel(pub(super) Arc<ChannelQueue>);
 impl EventChannel {
     /// A channel without events.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(ChannelQueue::new()?)))
+        Ok(Self(Arc::new(ChannelQueue::new(None)?)))
+    }
+
+    /// A channel that drops each event for which `wants` returns false, instead of queueing it, so that the descriptor is
+    /// readable for the other events only. Requests of peers are always queued. `wants` is called once for each event, while
+    /// the device is locked: it must neither use an object of the device nor drop a handle to one.
+    pub fn filtered(wants: impl Fn(&Event) -> bool + Send + Sync + 'static) -> io::Result<Self> {
+        Ok(Self(Arc::new(ChannelQueue::new(Some(Box::new(wants)))?)))
     }
 
     /// The oldest waiting event, without blocking.
@@ -324,7 +347,10 @@ impl fmt::Debug for EventChannel {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::system::wait_readable;
 
     #[test]
     fn a_channel_whose_events_were_read_has_no_heap() {
@@ -338,5 +364,24 @@ mod tests {
         });
         assert!(used.count_total > 0);
         assert_eq!((used.count_current, used.bytes_current), (0, 0));
+    }
+
+    #[test]
+    fn an_unwanted_event_never_makes_the_descriptor_readable() {
+        let plain = |kind| Queued::Plain(Event { id: CmKey::NONE, kind });
+        let wants = |event: &Event| !matches!(event.kind, EventKind::MacChanged);
+        let channel = EventChannel::filtered(wants).unwrap();
+        let readable =
+            |channel: &EventChannel| wait_readable([channel.as_fd()], Some(Duration::ZERO)).unwrap();
+        channel.0.push(plain(EventKind::MacChanged));
+        assert!(!readable(&channel) && channel.poll().is_none());
+        channel.0.push(plain(EventKind::Disconnected));
+        assert!(readable(&channel));
+
+        // The filter has a memory in the C libraries, so it is not asked again when an identifier moves.
+        let other = EventChannel::filtered(|_| false).unwrap();
+        channel.0.hand_over(CmKey::NONE, 0, &other.0);
+        assert!(!readable(&channel) && readable(&other));
+        assert!(matches!(other.poll().unwrap().kind, EventKind::Disconnected));
     }
 }
