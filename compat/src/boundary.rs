@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use std::{
+    alloc::Layout,
     any::Any,
     cell::UnsafeCell,
     collections::BTreeMap,
@@ -395,6 +396,45 @@ pub fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     In::of(data.cast::<u8>()).slice(i32::from(len)).to_vec()
 }
 
+/// Whole pages that the library allocated for the program.
+pub struct Pages {
+    address: ptr::NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the owner of the memory, which only the program reads and writes.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Alignment in bytes: the largest page size of the supported processors.
+    const ALIGN: usize = 1 << 16;
+
+    /// Allocates at least `len` zeroed bytes; `None` if there is no memory for them.
+    pub fn allocate(len: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(len.max(1), Self::ALIGN).ok()?;
+        // SAFETY: the size is not 0.
+        let address = ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Self { address, layout })
+    }
+
+    pub fn address(&self) -> *mut c_void {
+        self.address.as_ptr().cast()
+    }
+
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the memory came from `alloc_zeroed` with this layout.
+        unsafe { std::alloc::dealloc(self.address.as_ptr(), self.layout) };
+    }
+}
+
 /// The memory of a registration.
 pub fn memory(address: *mut c_void, len: usize, writable: bool) -> Option<xwarp_verbs::Memory> {
     let base = ptr::NonNull::new(address.cast::<u8>())?;
@@ -521,6 +561,11 @@ pub fn poll(fds: *mut c_void, number: libc::nfds_t, limit_ms: std::ffi::c_int) -
 
 /// A library of the distribution, loaded beside this one.
 pub struct Library(*mut c_void);
+
+// SAFETY: the handle is a name, which `dlsym` takes from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
 
 /// A function of six integers or pointers.
 type SixArguments = extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;

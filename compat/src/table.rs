@@ -12,8 +12,8 @@ use crate::cm::{
     refused as cm_refused, resolve, rsocket,
 };
 use crate::verbs::{
-    channel, context, cq, device, events, memory, qp,
-    refused::{self, driver_only, verbs_log, verbs_register_driver},
+    buffer, channel, context, cq, device, events, memory, qp,
+    refused::{self, minus_one, no_object, nothing, unsupported},
     srq, text,
 };
 
@@ -30,6 +30,7 @@ macro_rules! jump {
     };
 }
 
+/// Symbols that are the default of their name: `"NODE" { name => function }`.
 macro_rules! table {
     ($($version:literal { $($name:ident => $function:path),* $(,)? })*) => {
         $($(
@@ -48,14 +49,65 @@ macro_rules! table {
     };
 }
 
+/// One alias of the symbol that is being defined, in one node: `@` beside the default of the name, `@@@` for the default itself.
+macro_rules! alias {
+    ($kind:literal, $tag:literal, $name:ident, $at:literal, $version:literal) => {
+        concat!(
+            ".globl xwarp_abi_",
+            $tag,
+            "_",
+            stringify!($name),
+            "\n",
+            ".type xwarp_abi_",
+            $tag,
+            "_",
+            stringify!($name),
+            ",",
+            $kind,
+            "\n",
+            "xwarp_abi_",
+            $tag,
+            "_",
+            stringify!($name),
+            ":\n",
+            ".symver xwarp_abi_",
+            $tag,
+            "_",
+            stringify!($name),
+            ", ",
+            stringify!($name),
+            $at,
+            $version,
+            "\n",
+        )
+    };
+}
+mod private;
+
+/// Symbols of a node whose names are the default of a later node.
+macro_rules! former {
+    ($version:literal { $($name:ident => $function:path),* $(,)? }) => {
+        $(
+            global_asm!(
+                ".text",
+                ".p2align 4",
+                alias!("@function", "former", $name, "@", $version),
+                jump!(),
+                target = sym $function,
+            );
+        )*
+    };
+}
+
 table! {
     "IBVERBS_1.0" {
         ibv_create_comp_channel => context::ibv_create_comp_channel,
         ibv_destroy_comp_channel => channel::ibv_destroy_comp_channel,
         ibv_get_sysfs_path => refused::ibv_get_sysfs_path,
         ibv_read_sysfs_file => refused::ibv_read_sysfs_file,
-        ibv_copy_path_rec_from_kern => driver_only,
-        ibv_copy_qp_attr_from_kern => driver_only,
+        ibv_copy_path_rec_from_kern => nothing,
+        ibv_copy_path_rec_to_kern => nothing,
+        ibv_copy_qp_attr_from_kern => nothing,
         ibv_rate_to_mult => text::ibv_rate_to_mult,
         mult_to_ibv_rate => text::mult_to_ibv_rate,
     }
@@ -65,7 +117,7 @@ table! {
         ibv_alloc_pd => context::ibv_alloc_pd,
         ibv_attach_mcast => refused::ibv_attach_mcast,
         ibv_close_device => context::ibv_close_device,
-        ibv_copy_ah_attr_from_kern => driver_only,
+        ibv_copy_ah_attr_from_kern => nothing,
         ibv_create_ah => refused::ibv_create_ah,
         ibv_create_ah_from_wc => refused::ibv_create_ah_from_wc,
         ibv_create_cq => cq::ibv_create_cq,
@@ -148,79 +200,32 @@ table! {
     "IBVERBS_1.14" {
         ibv_query_qp_data_in_order => qp::ibv_query_qp_data_in_order,
     }
-    // Hardware drivers, to which programs such as perftest are linked, need these symbols to load.
-    "IBVERBS_PRIVATE_34" {
-        ibv_query_gid_type => context::ibv_query_gid_type,
-        verbs_register_driver_34 => verbs_register_driver,
-        __ioctl_final_num_attrs => driver_only,
-        __verbs_log => verbs_log,
-        _verbs_init_and_alloc_context => driver_only,
-        execute_ioctl => driver_only,
-        ibv_cmd_advise_mr => driver_only,
-        ibv_cmd_alloc_dm => driver_only,
-        ibv_cmd_alloc_mw => driver_only,
-        ibv_cmd_alloc_pd => driver_only,
-        ibv_cmd_attach_mcast => driver_only,
-        ibv_cmd_close_xrcd => driver_only,
-        ibv_cmd_create_ah => driver_only,
-        ibv_cmd_create_counters => driver_only,
-        ibv_cmd_create_cq => driver_only,
-        ibv_cmd_create_cq_ex => driver_only,
-        ibv_cmd_create_flow => driver_only,
-        ibv_cmd_create_flow_action_esp => driver_only,
-        ibv_cmd_create_qp => driver_only,
-        ibv_cmd_create_qp_ex => driver_only,
-        ibv_cmd_create_qp_ex2 => driver_only,
-        ibv_cmd_create_rwq_ind_table => driver_only,
-        ibv_cmd_create_srq => driver_only,
-        ibv_cmd_create_srq_ex => driver_only,
-        ibv_cmd_create_wq => driver_only,
-        ibv_cmd_dealloc_mw => driver_only,
-        ibv_cmd_dealloc_pd => driver_only,
-        ibv_cmd_dereg_mr => driver_only,
-        ibv_cmd_destroy_ah => driver_only,
-        ibv_cmd_destroy_counters => driver_only,
-        ibv_cmd_destroy_cq => driver_only,
-        ibv_cmd_destroy_flow => driver_only,
-        ibv_cmd_destroy_flow_action => driver_only,
-        ibv_cmd_destroy_qp => driver_only,
-        ibv_cmd_destroy_rwq_ind_table => driver_only,
-        ibv_cmd_destroy_srq => driver_only,
-        ibv_cmd_destroy_wq => driver_only,
-        ibv_cmd_detach_mcast => driver_only,
-        ibv_cmd_free_dm => driver_only,
-        ibv_cmd_get_context => driver_only,
-        ibv_cmd_modify_cq => driver_only,
-        ibv_cmd_modify_flow_action_esp => driver_only,
-        ibv_cmd_modify_qp => driver_only,
-        ibv_cmd_modify_qp_ex => driver_only,
-        ibv_cmd_modify_srq => driver_only,
-        ibv_cmd_modify_wq => driver_only,
-        ibv_cmd_open_qp => driver_only,
-        ibv_cmd_open_xrcd => driver_only,
-        ibv_cmd_poll_cq => driver_only,
-        ibv_cmd_post_recv => driver_only,
-        ibv_cmd_post_send => driver_only,
-        ibv_cmd_post_srq_recv => driver_only,
-        ibv_cmd_query_context => driver_only,
-        ibv_cmd_query_device_any => driver_only,
-        ibv_cmd_query_mr => driver_only,
-        ibv_cmd_query_port => driver_only,
-        ibv_cmd_query_qp => driver_only,
-        ibv_cmd_query_srq => driver_only,
-        ibv_cmd_read_counters => driver_only,
-        ibv_cmd_reg_dm_mr => driver_only,
-        ibv_cmd_reg_dmabuf_mr => driver_only,
-        ibv_cmd_reg_mr => driver_only,
-        ibv_cmd_req_notify_cq => driver_only,
-        ibv_cmd_rereg_mr => driver_only,
-        ibv_cmd_resize_cq => driver_only,
-        ibv_read_ibdev_sysfs_file => driver_only,
-        verbs_allow_disassociate_destroy => driver_only,
-        verbs_init_cq => driver_only,
-        verbs_open_device => driver_only,
-        verbs_set_ops => driver_only,
-        verbs_uninit_context => driver_only,
+    "IBVERBS_1.15" {
+        ibv_alloc_dmah => no_object,
+        ibv_dealloc_dmah => unsupported,
+        ibv_reg_mr_ex => buffer::ibv_reg_mr_ex,
+    }
+    "IBVERBS_1.16" {
+        ibv_dm_export_dmabuf_fd => minus_one,
+        ibv_query_port_speed => unsupported,
+    }
+    "IBVERBS_1.17" {
+        ibv_alloc_buf => buffer::ibv_alloc_buf,
+        ibv_free_buf => buffer::ibv_free_buf,
+        ibv_reg_buf_mr => buffer::ibv_reg_buf_mr,
+    }
+    "IBVERBS_1.18" {
+        _ibv_query_comp_cntr_caps => unsupported,
+        ibv_create_comp_cntr => no_object,
+        ibv_destroy_comp_cntr => unsupported,
+        ibv_export_buf_dmabuf_fd => buffer::ibv_export_buf_dmabuf_fd,
+        ibv_inc_comp_cntr => unsupported,
+        ibv_inc_err_comp_cntr => unsupported,
+        ibv_qp_attach_comp_cntr => unsupported,
+        ibv_read_comp_cntr => unsupported,
+        ibv_read_err_comp_cntr => unsupported,
+        ibv_set_comp_cntr => unsupported,
+        ibv_set_err_comp_cntr => unsupported,
     }
     "RDMACM_1.0" {
         rdma_create_event_channel => cm_channel::rdma_create_event_channel,
@@ -297,5 +302,54 @@ table! {
         rdma_get_remote_ece => cm_refused::rdma_get_remote_ece,
         rdma_reject_ece => cm_refused::rdma_reject_ece,
         rdma_set_local_ece => cm_refused::rdma_set_local_ece,
+    }
+    "RDMACM_1.4" {
+        rdma_query_addrinfo => minus_one,
+        rdma_resolve_addrinfo => minus_one,
+        rdma_write_cm_event => minus_one,
+    }
+    "RDMACM_1.5" {
+        repoll_create => rsocket::repoll_create,
+        repoll_ctl => rsocket::repoll_ctl,
+        repoll_wait => rsocket::repoll_wait,
+    }
+}
+
+// libibverbs before 1.1 (2007) had other structures behind the same names. Programs of that time do not run here, and load.
+former! {
+    "IBVERBS_1.0" {
+        ibv_ack_async_event => nothing,
+        ibv_ack_cq_events => nothing,
+        ibv_alloc_pd => no_object,
+        ibv_attach_mcast => unsupported,
+        ibv_close_device => unsupported,
+        ibv_create_ah => no_object,
+        ibv_create_cq => no_object,
+        ibv_create_qp => no_object,
+        ibv_create_srq => no_object,
+        ibv_dealloc_pd => unsupported,
+        ibv_dereg_mr => unsupported,
+        ibv_destroy_ah => unsupported,
+        ibv_destroy_cq => unsupported,
+        ibv_destroy_qp => unsupported,
+        ibv_destroy_srq => unsupported,
+        ibv_detach_mcast => unsupported,
+        ibv_free_device_list => nothing,
+        ibv_get_async_event => minus_one,
+        ibv_get_cq_event => minus_one,
+        ibv_get_device_guid => nothing,
+        ibv_get_device_list => no_object,
+        ibv_get_device_name => no_object,
+        ibv_modify_qp => unsupported,
+        ibv_modify_srq => unsupported,
+        ibv_open_device => no_object,
+        ibv_query_device => unsupported,
+        ibv_query_gid => unsupported,
+        ibv_query_pkey => unsupported,
+        ibv_query_port => unsupported,
+        ibv_query_qp => unsupported,
+        ibv_query_srq => unsupported,
+        ibv_reg_mr => no_object,
+        ibv_resize_cq => unsupported,
     }
 }

@@ -7,6 +7,7 @@
 //! | [`hop`] | a bridge with losses, delay and other faults between the namespaces |
 //! | [`goodput`] | the table of goodput through the hop |
 //! | [`nobody`] | programs that run without privileges |
+//! | [`exports`] | the symbols of the drop-in library and of a distribution's libraries |
 //! | [`exchange`] | programs that exchange messages over a shared interface |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
@@ -28,6 +29,7 @@
 pub mod capture;
 pub mod compat_cost;
 pub mod exchange;
+pub mod exports;
 pub mod framing;
 pub mod goodput;
 pub mod hop;

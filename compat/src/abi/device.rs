@@ -150,6 +150,8 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
+    /// Since rdma-core 54; 0 if `active_speed` has the speed.
+    pub active_speed_ex: u32,
 }
 
 /// Bytes of `ibv_port_attr` before rdma-core 14, which the plain function `ibv_query_port` still writes.
@@ -186,6 +188,44 @@ pub struct ibv_mr {
     pub handle: u32,
     pub lkey: u32,
     pub rkey: u32,
+}
+
+/// Which members of [`ibv_mr_init_attr`] count.
+pub mod mr_init {
+    pub const IOVA: u64 = 1;
+    pub const ADDR: u64 = 1 << 1;
+    pub const FD: u64 = 1 << 2;
+    pub const FD_OFFSET: u64 = 1 << 3;
+    pub const DMAH: u64 = 1 << 4;
+    pub const BUF: u64 = 1 << 5;
+}
+
+/// Parameters of `ibv_reg_mr_ex` (rdma-core 59).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mr_init_attr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: Unused,
+}
+
+/// What follows [`ibv_mr_init_attr`] in programs that were compiled with rdma-core 64 or newer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mr_init_attr_since_64 {
+    pub buf: *mut ibv_buf,
+}
+
+/// A buffer of `ibv_alloc_buf`. Its content is private.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_buf {
+    pub unused: u64,
 }
 
 /// Flags of `ibv_rereg_mr`.

@@ -461,4 +461,6 @@ pub struct ibv_qp_ex {
     pub wr_complete: Unused,
     pub wr_abort: Unused,
     pub wr_atomic_write: Unused,
+    /// Since rdma-core 48; null as `wr_atomic_write`, because a queue pair with it cannot be created.
+    pub wr_flush: Unused,
 }

@@ -44,15 +44,17 @@ macro_rules! rsocket_calls {
         /// The distribution's functions.
         struct Rsockets {
             $($name: Function,)*
+            library: Library,
         }
 
         impl Rsockets {
-            fn of(library: &Library) -> Option<Self> {
+            fn of(library: Library) -> Option<Self> {
                 Some(Self {
                     $($name: {
                         let name = CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes());
                         library.function(name.ok()?)?
                     },)*
+                    library,
                 })
             }
         }
@@ -92,7 +94,7 @@ fn load() -> Option<Rsockets> {
 }
 
 fn of_file(path: &str) -> Option<Rsockets> {
-    Rsockets::of(&Library::load(&CString::new(path).ok()?)?)
+    Rsockets::of(Library::load(&CString::new(path).ok()?)?)
 }
 
 fn call(function: impl FnOnce(&Rsockets) -> Function, arguments: [usize; 6]) -> isize {
@@ -101,6 +103,25 @@ fn call(function: impl FnOnce(&Rsockets) -> Function, arguments: [usize; 6]) -> 
         None => count(Err(Errno::EOPNOTSUPP)) as isize,
     }
 }
+
+/// Calls of librdmacm since rdma-core 65, which an older one of the distribution lacks.
+macro_rules! newer_calls {
+    ($($name:ident)*) => {
+        $(
+            pub extern "C" fn $name(a: usize, b: usize, c: usize, d: usize) -> isize {
+                let name = CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes());
+                let all = RSOCKETS.get_or_init(load).as_ref();
+                let function = all.zip(name.ok()).and_then(|(all, name)| all.library.function(name));
+                match function {
+                    Some(function) => function.call([a, b, c, d, 0, 0]),
+                    None => count(Err(Errno::EOPNOTSUPP)) as isize,
+                }
+            }
+        )*
+    };
+}
+
+newer_calls! { repoll_create repoll_ctl repoll_wait }
 
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     OPENS.set(true);

@@ -1,5 +1,6 @@
 //! libibverbs: devices, memory, queues, posting and polling.
 
+pub mod buffer;
 pub mod card;
 pub mod channel;
 pub mod context;

@@ -145,8 +145,23 @@ pub extern "C" fn ibv_read_sysfs_file(
 /// Called by a hardware driver to log that a device is not its own.
 pub extern "C" fn verbs_log(_context: *const c_void, _level: u32, _format: *const c_char) {}
 
-/// A function that only hardware drivers call; they have no device here.
-pub extern "C" fn driver_only() {
-    eprintln!("xwarp: a driver of RDMA hardware called libibverbs for a device that it does not have");
-    std::process::abort();
+/// A function that returns an error number, of a feature that this device lacks. The table names it for functions of any parameters:
+/// the calling convention leaves them to the caller.
+pub extern "C" fn unsupported() -> c_int {
+    number(Err(Errno::EOPNOTSUPP))
+}
+
+/// The same, for a function that returns an object, or null with `errno`.
+pub extern "C" fn no_object() -> *mut c_void {
+    none(Errno::EOPNOTSUPP)
+}
+
+/// The same, for a function that returns -1 with `errno`.
+pub extern "C" fn minus_one() -> c_int {
+    count(Err(Errno::EOPNOTSUPP))
+}
+
+/// A function that reports no failure and has nothing to do; 0 where it has a result.
+pub extern "C" fn nothing() -> usize {
+    0
 }

@@ -73,6 +73,28 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     name(&names, status, c"unknown")
 }
 
+pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
+    let names = [
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+    ];
+    name(&names, opcode, c"unknown")
+}
+
 /// Rates of `ibv_rate` in units of 2.5 Gbit/s, and in Mbit/s; index 0 is "the port's".
 const RATES: [(c_int, c_int, c_int); 17] = [
     (2, 1, 2500),
