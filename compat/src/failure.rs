@@ -1,15 +1,33 @@
 //! Errors of verbs as the numbers that C programs expect, and the three forms in which functions return them.
 
-use std::ffi::c_int;
+use std::{collections::BTreeSet, ffi::c_int, fmt::Display, sync::Mutex};
 
 use nix::errno::Errno;
 use xwarp_verbs::{
-    CloseReason, PostError, ResourceError,
+    CloseReason, DeviceFailed, PostError, ResourceError,
     cm::{CmError, EngineError},
     interface::RouteError,
 };
 
-use crate::boundary::{Handle, Object};
+use crate::{
+    boundary::{Handle, Object},
+    wait::lock,
+};
+
+/// Number of different explanations after which a process prints no others.
+const MAX_EXPLANATIONS: usize = 32;
+
+/// Prints the reason of an error for which a number says too little, on standard error and once in a process.
+pub fn explain(reason: &dyn Display) {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let line = format!("xwarp: {reason}\n");
+    let mut printed = lock(&PRINTED);
+    if printed.len() < MAX_EXPLANATIONS && !printed.contains(&line) {
+        // One write, so that lines of several processes do not mix.
+        eprint!("{line}");
+        printed.insert(line);
+    }
+}
 
 /// The error number of a verb that creates, changes or destroys an object.
 pub fn resource(error: ResourceError) -> Errno {
@@ -33,6 +51,11 @@ pub fn post(error: PostError) -> Errno {
 
 /// The error number of a call of the connection manager.
 pub fn cm(error: &CmError) -> Errno {
+    if let CmError::Bind { source, .. } = error
+        && source.kind() == std::io::ErrorKind::AddrInUse
+    {
+        explain(source);
+    }
     match error {
         CmError::Bind { source, .. } | CmError::System(source) => io(source),
         CmError::Listen(_) | CmError::Engine(EngineError::Connect(_)) => Errno::EADDRINUSE,
@@ -42,9 +65,19 @@ pub fn cm(error: &CmError) -> Errno {
     }
 }
 
-/// The error number of the operating system.
+/// The error number of a device that has failed or that a child process inherited.
+pub fn device(failed: &DeviceFailed) -> Errno {
+    explain(failed);
+    Errno::ENODEV
+}
+
+/// The error number of the operating system, or of a wait on a device that has failed.
 pub fn io(error: &std::io::Error) -> Errno {
     use std::io::ErrorKind;
+
+    if let Some(failed) = error.get_ref().and_then(|source| source.downcast_ref::<DeviceFailed>()) {
+        return device(failed);
+    }
 
     let by_kind = match error.kind() {
         ErrorKind::AddrInUse => Errno::EADDRINUSE,
@@ -56,8 +89,11 @@ pub fn io(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(by_kind, Errno::from_raw)
 }
 
-/// The event status for an unreachable address.
+/// The event status for an unreachable address. An address that cannot be used at all needs an explanation.
 pub fn route(error: &RouteError) -> c_int {
+    if matches!(error, RouteError::Address(_)) {
+        explain(error);
+    }
     -(match error {
         RouteError::Address(_) => Errno::ENETUNREACH,
         RouteError::Unreachable(_) => Errno::EHOSTUNREACH,

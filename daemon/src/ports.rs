@@ -60,7 +60,7 @@ impl Quarantine {
         }
         reserve_port(address, Some(port), interface).map_err(|error| Refusal {
             reason: match &error {
-                PortError::InUse(_) => Reason::PortInUse,
+                PortError::InUse { .. } => Reason::PortInUse,
                 PortError::Permission(_) => Reason::Permission,
                 PortError::NotOurAddress(_) => Reason::NotOurAddress,
                 PortError::Exhausted(_) => Reason::PortsExhausted,

@@ -95,11 +95,8 @@ pub enum OpenError {
         /// The first kernel that has it.
         needs: &'static str,
     },
-    /// Another process has opened the interface with xwarp.
-    #[error(
-        "{name} is in use by another xwarp process{}: an interface has one owner at a time; stop that process",
-        holder.as_ref().map(|holder| format!(", {holder}")).unwrap_or_default()
-    )]
+    /// This or another process has opened the interface with xwarp.
+    #[error("{name} is {}", owned_by(holder.as_ref()))]
     InUse {
         /// The interface.
         name: String,
@@ -289,8 +286,17 @@ pub enum ResolveError {
 #[non_exhaustive]
 pub enum PortError {
     /// Another socket has the port.
-    #[error("{0} is in use (ss -tlnp shows kernel listeners; another xwarp process may hold it too)")]
-    InUse(SocketAddr),
+    #[error(
+        "{address} is in use by {}: RDMA connections need a TCP port of their own, because iWARP runs over TCP; choose another \
+         port or address for one of them (ss -tlnp shows the kernel's listeners)",
+        holder.as_ref().map_or_else(|| "another socket of this host".into(), ToString::to_string)
+    )]
+    InUse {
+        /// The address.
+        address: SocketAddr,
+        /// The process that has the port, if it is known.
+        holder: Option<Holder>,
+    },
     /// Ports below 1024 need a capability.
     #[error("{0}: ports below 1024 need CAP_NET_BIND_SERVICE")]
     Permission(SocketAddr),
@@ -311,6 +317,23 @@ pub enum PortError {
         /// The kernel's error.
         source: io::Error,
     },
+}
+
+/// Names the owner of an interface.
+fn owned_by(holder: Option<&Holder>) -> String {
+    match holder {
+        Some(holder) if holder.pid == std::process::id() => {
+            "open in this process already: an interface has one owner at a time; use the device that is open"
+                .into()
+        }
+        holder => {
+            let who = holder.map(|holder| format!(", {holder}")).unwrap_or_default();
+            format!(
+                "in use by another xwarp process{who}: an interface has one owner at a time; stop that process, or share the \
+                 interface among processes by xwarpd"
+            )
+        }
+    }
 }
 
 /// Names the processes that may own a queue.

@@ -22,6 +22,8 @@ use rustix::net::{
 };
 use xwarp_control::{MOST_BYTES, Refusal, Reply, Request, Tagged, VERSION};
 
+use crate::sys::NotInherited;
+
 /// Longest wait for the answer to a call that does not name a limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -63,6 +65,8 @@ impl From<Errno> for CallError {
 
 /// A connection to the helper.
 pub(crate) struct Helper {
+    /// A child that kept the connection would keep the device.
+    _not_inherited: NotInherited,
     socket: OwnedFd,
     next_id: AtomicU32,
     answers: Mutex<Answers>,
@@ -91,7 +95,13 @@ impl Helper {
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket, next_id: AtomicU32::new(1), answers: Mutex::default(), arrived: Condvar::new() })
+        Ok(Self {
+            _not_inherited: NotInherited::new([socket.as_fd()]),
+            socket,
+            next_id: AtomicU32::new(1),
+            answers: Mutex::default(),
+            arrived: Condvar::new(),
+        })
     }
 
     /// Compares versions. The first call of a connection.

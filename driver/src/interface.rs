@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -15,14 +16,14 @@ use crate::error::{OpenError, ResolveError};
 use crate::frames::FrameCensus;
 use crate::grant::{self, Grant, Unshared};
 use crate::kick::{Kicker, Kicks};
-use crate::lease::Lease;
+use crate::lease::{Lease, lock};
 use crate::netlink::monitor::{Event, Monitor};
 use crate::netlink::{Netlink, features};
 use crate::open;
 use crate::resolver::Resolver;
 use crate::rss::Arrivals;
 use crate::state::{State, Watch, follow_addresses};
-use crate::sys::{Rings, Sizes};
+use crate::sys::{NotInherited, Rings, Sizes};
 
 /// An open interface, whose frames to and from us pass through AF_XDP.
 ///
@@ -43,6 +44,8 @@ pub struct Interface {
     /// The queue from which the next batch is received first.
     pub(crate) next_queue: u16,
     arrivals: Option<Arrivals>,
+    /// The sockets of the queues with their duplicates. A child that kept them would keep the queues bound.
+    not_inherited: Mutex<Vec<NotInherited>>,
 }
 
 /// The origin of an interface.
@@ -151,8 +154,20 @@ impl Interface {
 
     fn new(origin: From, rings: Rings, sizes: Sizes) -> io::Result<Self> {
         let kicks = Kicks::new(&rings)?;
+        let sockets = (0..rings.queues()).filter_map(|queue| rings.socket(queue)).chain(kicks.descriptors());
+        let not_inherited = Mutex::new(vec![NotInherited::new(sockets)]);
         let (counters, arrivals) = (LinkCounters::default(), None);
-        Ok(Self { origin, rings, sizes, counters, kicks, sent_since_flush: false, next_queue: 0, arrivals })
+        Ok(Self {
+            origin,
+            rings,
+            sizes,
+            counters,
+            kicks,
+            sent_since_flush: false,
+            next_queue: 0,
+            arrivals,
+            not_inherited,
+        })
     }
 
     fn state(&self) -> &State {
@@ -245,6 +260,17 @@ impl Interface {
     /// for frames that the others hand over.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue)).chain(self.handed_over_bell())
+    }
+
+    /// Duplicates of [`fds`](Self::fds) and [`event_fd`](Self::event_fd), to be polled without this.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
+        let duplicates = self.fds().chain([self.event_fd()]).map(|fd| fd.try_clone_to_owned());
+        let duplicates = duplicates.collect::<io::Result<Vec<_>>>()?;
+        lock(&self.not_inherited).push(NotInherited::new(duplicates.iter().map(OwnedFd::as_fd)));
+        Ok(duplicates)
     }
 
     /// Takes over the kicks: from now on [`flush`](xwarp_tcp::link::Link::flush) only requests them, and the caller calls

@@ -3,7 +3,7 @@
 //! other threads use the rings meanwhile.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -70,6 +70,11 @@ impl Kicks {
         let requests = Arc::new(Requests { queues, results: Results::default() });
         let kicker = Kicker { requests, sockets: Arc::downgrade(&sockets) };
         Ok(Self { sockets, kicker, handed_over: false })
+    }
+
+    /// The descriptors that are kicked.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sockets.iter().map(OwnedFd::as_fd)
     }
 
     /// Leaves the kicks to the caller from now on.

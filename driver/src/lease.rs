@@ -15,10 +15,13 @@ use xwarp_tcp::link::{Steer, SteerError};
 use xwarp_tcp::wire::Flow;
 
 use crate::inbox::Inbox;
+use crate::sys::NotInherited;
 
 /// The attached program, whose rules are those of all owners.
 #[derive(Debug)]
 struct Steering {
+    // Dropped before the descriptor of the program's link.
+    _not_inherited: NotInherited,
     program: SteeringProgram,
     rules: Mutex<Rules>,
     /// One for each owner; none when there is one owner only.
@@ -90,7 +93,9 @@ impl Lease {
     pub(crate) fn split(program: SteeringProgram, count: u16) -> io::Result<Vec<Self>> {
         let inboxes = if count > 1 { count } else { 0 };
         let inboxes = (0..inboxes).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
-        let steering = Arc::new(Steering { program, rules: Mutex::default(), inboxes });
+        let not_inherited = NotInherited::new(program.link());
+        let rules = Mutex::default();
+        let steering = Arc::new(Steering { _not_inherited: not_inherited, program, rules, inboxes });
         let process = std::process::id();
         Ok((0..count).map(|number| Self { steering: Arc::clone(&steering), number, process }).collect())
     }

@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 
 use rustix::net::xdp::SocketAddrXdpFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use xwarp_prog::{AttachError, AttachMode, Attached, ProgramError, SteeringProgram, af_xdp_users};
+use rustix::process::getppid;
+use xwarp_prog::{AttachError, AttachMode, Attached, Holder, ProgramError, SteeringProgram, af_xdp_users};
 
 use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin, SINGLE_CHUNK_MTU};
 use crate::deadline::Deadline;
@@ -18,6 +19,14 @@ use crate::sys::{self, CHUNK_CAPACITY, QueueCounts, Rings, Sizes};
 
 /// Pause between two retries of a busy queue, or of frame memory.
 const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// Longest wait for the end of a process that holds the interface and ends: one with much memory ends slowly.
+const OWNER_EXIT: std::time::Duration = std::time::Duration::from_secs(3);
+/// Longest wait for the parent of this process to end, because a program that becomes a daemon forks and the parent exits; or for
+/// another thread of this process to close the interface.
+const RELATIVE_EXIT: std::time::Duration = std::time::Duration::from_secs(1);
+/// Interval between two checks whether the owner has ended.
+const OWNER_POLL: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Longest time for which registering frame memory is retried. A limit that is too low must not block an application that waits for
 /// a busy queue without end.
@@ -259,15 +268,13 @@ fn bring_up_as(
 ) -> Result<Rings, Refusal> {
     let name = &found.carrier.name;
     let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
-    program.attach(found.carrier.index, attach_mode, config.replace_program).map_err(
-        |error| match error {
-            AttachError::Foreign(there) => Refusal::Final(in_use(name.clone(), there)),
-            AttachError::System(source) if is_permission(&source) => {
-                Refusal::Final(OpenError::Permission { doing: "attaching the steering program" })
-            }
-            AttachError::System(source) => Refusal::Mode(source),
-        },
-    )?;
+    attach(program, found.carrier.index, attach_mode, config).map_err(|error| match error {
+        AttachError::Foreign(there) => Refusal::Final(in_use(name.clone(), there)),
+        AttachError::System(source) if is_permission(&source) => {
+            Refusal::Final(OpenError::Permission { doing: "attaching the steering program" })
+        }
+        AttachError::System(source) => Refusal::Mode(source),
+    })?;
     let copy =
         if mode == Mode::ZeroCopy { SocketAddrXdpFlags::XDP_ZEROCOPY } else { SocketAddrXdpFlags::XDP_COPY };
     let mut rings = frame_memory(sizes, config).map_err(Refusal::Final)?;
@@ -283,6 +290,40 @@ fn bring_up_as(
             .map_err(|error| Refusal::Final(OpenError::Program(error.to_string())))?;
     }
     Ok(rings)
+}
+
+/// Attaches the program. If another process has the interface and is about to end, waits until it has ended.
+fn attach(
+    program: &mut SteeringProgram,
+    index: u32,
+    mode: AttachMode,
+    config: &DriverConfig,
+) -> Result<(), AttachError> {
+    let (owner_ends, relative_ends) = (Deadline::after(OWNER_EXIT), Deadline::after(RELATIVE_EXIT));
+    loop {
+        let attached = program.attach(index, mode, config.replace_program);
+        let waits = match &attached {
+            Err(AttachError::Foreign(there)) if there.name == xwarp_prog::PROGRAM_NAME => match &there.holder
+            {
+                // The holder may have closed its descriptors already; the kernel detaches the program a moment later.
+                None => !owner_ends.passed(),
+                Some(holder) if holder.is_ending() => !owner_ends.passed(),
+                Some(holder) if is_relative(holder.pid) => !relative_ends.passed(),
+                Some(_) => false,
+            },
+            _ => false,
+        };
+        if !waits {
+            return attached;
+        }
+        std::thread::sleep(OWNER_POLL);
+    }
+}
+
+/// Whether this is the process of the caller or its parent.
+fn is_relative(pid: u32) -> bool {
+    pid == std::process::id()
+        || getppid().is_some_and(|parent| u32::try_from(parent.as_raw_nonzero().get()) == Ok(pid))
 }
 
 /// The error for an interface that already has a program. Program names are readable with `CAP_SYS_ADMIN` only;
@@ -327,7 +368,7 @@ fn bind(
                     return Err(Refusal::Final(OpenError::QueueInUse {
                         name: carrier.name.clone(),
                         queue: sizes.number_of(rings.queues()),
-                        users: af_xdp_users(),
+                        users: other_af_xdp_users(),
                     }));
                 }
                 std::thread::sleep(BUSY_RETRY_PAUSE);
@@ -338,6 +379,10 @@ fn bind(
             Err(error) => return Err(Refusal::Mode(error)),
         }
     }
+}
+
+fn other_af_xdp_users() -> Vec<Holder> {
+    af_xdp_users().into_iter().filter(|user| user.pid != std::process::id()).collect()
 }
 
 fn memory_error(source: io::Error, sizes: Sizes) -> OpenError {

@@ -2,7 +2,8 @@
 //! it is open. The kernel gives the port to no other socket and resets segments to it that are not steered to us.
 //!
 //! The socket is restricted to its interface: reservations of one port on different interfaces do not exclude each other,
-//! but each excludes a socket of the kernel's TCP that is not restricted.
+//! but each excludes a socket of the kernel's TCP that is not restricted. Connections that the kernel's TCP remembers after their
+//! end (TIME-WAIT) do not exclude a reservation.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -12,13 +13,17 @@ use std::sync::Arc;
 
 use rand::Rng;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, listen, shutdown, socket_with, sockopt,
+};
 
 use xwarp_control::{Reason, Reply, Request};
+use xwarp_prog::{Holder, socket_user};
 
 use crate::error::PortError;
 use crate::helper::{CallError, Helper, PATIENCE, unexpected};
-use crate::sys::bind_to_interface;
+use crate::netlink::sockets::{TcpSocket, tcp_sockets};
+use crate::sys::{NotInherited, bind_to_interface};
 
 /// The dynamic ports of RFC 6335 section 6, used when the kernel's range is not readable.
 const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
@@ -35,8 +40,14 @@ pub struct PortReservation {
 /// The resource that keeps a port reserved.
 #[derive(Debug)]
 enum Held {
-    Socket { _bound: OwnedFd },
+    Socket { _not_inherited: NotInherited, _bound: OwnedFd },
     Granted { _port: GrantedPort },
+}
+
+impl Held {
+    fn by(socket: OwnedFd) -> Self {
+        Self::Socket { _not_inherited: NotInherited::new([socket.as_fd()]), _bound: socket }
+    }
 }
 
 /// A port that a helper has reserved for this process.
@@ -73,6 +84,8 @@ impl PortReservation {
 /// addresses of both families, of the interface with the index `interface` (0: of all interfaces); in the network namespace of
 /// the calling thread.
 ///
+/// A port is not in use because of connections in TIME-WAIT, if their program had set `SO_REUSEADDR`, as servers do.
+///
 /// # Errors
 /// The port is in use, privileged, or the address not this host's.
 pub fn reserve_port(
@@ -82,7 +95,7 @@ pub fn reserve_port(
 ) -> Result<PortReservation, PortError> {
     let address = address.filter(|a| !a.is_unspecified());
     match port {
-        Some(port) if port != 0 => reserve(address, port, interface),
+        Some(port) if port != 0 => reserve_named(address, port, interface),
         _ => reserve_ephemeral(address, interface),
     }
 }
@@ -104,7 +117,7 @@ pub(crate) fn reserve_by_helper(
         Err(CallError::Refused(refusal)) => {
             let named = named(address, port);
             Err(match refusal.reason {
-                Reason::PortInUse => PortError::InUse(named),
+                Reason::PortInUse => PortError::InUse { address: named, holder: None },
                 Reason::Permission => PortError::Permission(named),
                 Reason::NotOurAddress => PortError::NotOurAddress(named.ip()),
                 Reason::PortsExhausted => PortError::Exhausted(named.ip()),
@@ -133,38 +146,79 @@ fn reserve_ephemeral(address: Option<IpAddr>, interface: u32) -> Result<PortRese
             continue;
         }
         match reserve(address, port, interface) {
-            Err(PortError::InUse(_)) => {}
+            Err(PortError::InUse { .. }) => {}
             done => return done,
         }
     }
     Err(PortError::Exhausted(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED))))
 }
 
+/// How a socket is bound to a port that others have or had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    /// No other socket has the port.
+    Nothing,
+    /// The kernel's TCP still remembers old connections of the port.
+    Remainders,
+}
+
 fn reserve(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortReservation, PortError> {
-    let bound = match address {
-        Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
-            bound_socket(SocketAddrV6::new(ip, port, 0, interface).into(), interface)
-        }
-        Some(ip) => bound_socket(SocketAddr::new(ip, port), interface),
-        // One IPv6 socket reserves the port for both families, unless the host has no IPv6.
-        None => match bound_socket(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port), interface) {
-            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
-                bound_socket(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port), interface)
-            }
-            other => other,
-        },
-    };
+    socket_at(address, port, interface, Beside::Nothing)
+        .map(|socket| PortReservation { address, port, _held: Held::by(socket) })
+        .map_err(|errno| error(address, port, errno, None))
+}
+
+/// As [`reserve`], also while the kernel's TCP remembers old connections of the port.
+fn reserve_named(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortReservation, PortError> {
+    let free = reserve(address, port, interface);
+    let Err(PortError::InUse { .. }) = free else { return free };
+    let Ok(sockets) = tcp_sockets(port) else { return free };
+    let is_obstacle = |socket: &&TcpSocket| !socket.is_remainder() && meets(socket, address, interface);
+    let in_use = |inode| error(address, port, Errno::ADDRINUSE, socket_user(inode));
+    if let Some(obstacle) = sockets.iter().find(is_obstacle) {
+        return Err(in_use(obstacle.inode));
+    }
+    let socket = socket_at(address, port, interface, Beside::Remainders);
+    socket
+        .map(|socket| PortReservation { address, port, _held: Held::by(socket) })
+        .map_err(|errno| error(address, port, errno, None))
+}
+
+/// Whether a socket of the kernel can receive what comes to `address` over `interface`.
+fn meets(socket: &TcpSocket, address: Option<IpAddr>, interface: u32) -> bool {
+    let same_address = socket.address.is_unspecified() || address.is_none_or(|ip| ip == socket.address);
+    let same_interface = socket.interface == 0 || interface == 0 || socket.interface == interface;
+    same_address && same_interface
+}
+
+fn error(address: Option<IpAddr>, port: u16, errno: Errno, holder: Option<Holder>) -> PortError {
     let named = named(address, port);
-    match bound {
-        Ok(socket) => Ok(PortReservation { address, port, _held: Held::Socket { _bound: socket } }),
-        Err(Errno::ADDRINUSE) => Err(PortError::InUse(named)),
-        Err(Errno::ACCESS | Errno::PERM) => Err(PortError::Permission(named)),
-        Err(Errno::ADDRNOTAVAIL) => Err(PortError::NotOurAddress(named.ip())),
-        Err(errno) => Err(PortError::System { address: named, source: errno.into() }),
+    match errno {
+        Errno::ADDRINUSE => PortError::InUse { address: named, holder },
+        Errno::ACCESS | Errno::PERM => PortError::Permission(named),
+        Errno::ADDRNOTAVAIL => PortError::NotOurAddress(named.ip()),
+        errno => PortError::System { address: named, source: errno.into() },
     }
 }
 
-fn bound_socket(address: SocketAddr, interface: u32) -> Result<OwnedFd, Errno> {
+fn socket_at(address: Option<IpAddr>, port: u16, interface: u32, beside: Beside) -> Result<OwnedFd, Errno> {
+    match address {
+        Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
+            bound_socket(SocketAddrV6::new(ip, port, 0, interface).into(), interface, beside)
+        }
+        Some(ip) => bound_socket(SocketAddr::new(ip, port), interface, beside),
+        // One IPv6 socket reserves the port for both families, unless the host has no IPv6.
+        None => {
+            let at = |ip: IpAddr| bound_socket(SocketAddr::new(ip, port), interface, beside);
+            match at(Ipv6Addr::UNSPECIFIED.into()) {
+                Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => at(Ipv4Addr::UNSPECIFIED.into()),
+                other => other,
+            }
+        }
+    }
+}
+
+fn bound_socket(address: SocketAddr, interface: u32, beside: Beside) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if address.is_ipv6() {
@@ -177,7 +231,18 @@ fn bound_socket(address: SocketAddr, interface: u32) -> Result<OwnedFd, Errno> {
             Err(errno) => return Err(errno),
         }
     }
+    if beside == Beside::Nothing {
+        bind(&socket, &address)?;
+        return Ok(socket);
+    }
+    // SO_REUSEADDR admits a socket beside those in TIME-WAIT, but also beside others with this option. The first of them that
+    // listens excludes the others, and turning the option off then excludes all later ones. The end of listening does not free
+    // the port, because it was chosen by name.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &address)?;
+    listen(&socket, 0)?;
+    sockopt::set_socket_reuseaddr(&socket, false)?;
+    shutdown(&socket, Shutdown::Both)?;
     Ok(socket)
 }
 
@@ -210,7 +275,7 @@ fn parse_list(text: &str) -> Vec<RangeInclusive<u16>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     const LOCALHOST: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
@@ -221,7 +286,7 @@ mod tests {
         assert!(ephemeral_range().contains(&port));
         assert!(TcpListener::bind(("127.0.0.1", port)).is_err());
         assert!(
-            matches!(reserve_port(LOCALHOST, Some(port), 0), Err(PortError::InUse(a)) if a.port() == port)
+            matches!(reserve_port(LOCALHOST, Some(port), 0), Err(PortError::InUse { address, .. }) if address.port() == port)
         );
         drop(held);
         drop(TcpListener::bind(("127.0.0.1", port)).unwrap());
@@ -232,7 +297,7 @@ mod tests {
         let held = reserve_port(None, None, 0).unwrap();
         assert_eq!(held.address(), None);
         assert!(TcpListener::bind(("127.0.0.1", held.port())).is_err());
-        assert!(matches!(reserve_port(LOCALHOST, Some(held.port()), 0), Err(PortError::InUse(_))));
+        assert!(matches!(reserve_port(LOCALHOST, Some(held.port()), 0), Err(PortError::InUse { .. })));
     }
 
     #[test]
@@ -240,6 +305,57 @@ mod tests {
         let held: Vec<_> = (0..8).map(|_| reserve_port(LOCALHOST, None, 0).unwrap()).collect();
         let steps: Vec<_> = held.windows(2).map(|w| w[1].port().wrapping_sub(w[0].port())).collect();
         assert!(steps.iter().any(|step| *step != 1), "{steps:?}");
+    }
+
+    /// A connection of the kernel's TCP whose server has closed first, as its last use of the port.
+    fn use_once(address: SocketAddr) {
+        let listener = TcpListener::bind(address).unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        drop(listener.accept().unwrap());
+        drop((listener, client));
+    }
+
+    #[test]
+    fn connections_in_time_wait_do_not_keep_a_port() {
+        for address in [LOCALHOST, None] {
+            let port = reserve_port(LOCALHOST, None, 0).unwrap().port();
+            let kernels = SocketAddr::new(LOCALHOST.unwrap(), port);
+            use_once(kernels);
+            assert!(
+                matches!(reserve(address, port, 0), Err(PortError::InUse { .. })),
+                "nothing in TIME-WAIT"
+            );
+            let held = reserve_port(address, Some(port), 0).unwrap();
+            // It excludes all others as an ordinary reservation does, also those with SO_REUSEADDR.
+            assert!(TcpListener::bind(kernels).is_err());
+            assert!(matches!(reserve_port(address, Some(port), 0), Err(PortError::InUse { .. })));
+            assert_eq!(TcpStream::connect(kernels).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+            drop(held);
+            drop(TcpListener::bind(kernels).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_listener_of_the_kernel_keeps_its_port_and_is_named() {
+        let port = reserve_port(LOCALHOST, None, 0).unwrap().port();
+        let address = SocketAddr::new(LOCALHOST.unwrap(), port);
+        use_once(address);
+        let listener = TcpListener::bind(address).unwrap();
+        let refused = reserve_port(LOCALHOST, Some(port), 0).unwrap_err();
+        let PortError::InUse { holder: Some(holder), .. } = &refused else { panic!("{refused:?}") };
+        assert_eq!(holder.pid, std::process::id());
+        drop(listener);
+        drop(reserve_port(LOCALHOST, Some(port), 0).unwrap());
+    }
+
+    #[test]
+    fn a_live_connection_of_the_kernel_keeps_its_port() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let _client = TcpStream::connect(address).unwrap();
+        let _server = listener.accept().unwrap();
+        drop(listener);
+        assert!(matches!(reserve_port(LOCALHOST, Some(address.port()), 0), Err(PortError::InUse { .. })));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, and one
-//! socket option. The module's interface is safe.
+//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, one socket option, and
+//! the descriptors that children lose. The module's interface is safe.
 //!
 //! The argument for all blocks below: we access a chunk's memory only while its [`Place`] is `Received` or `Retained`,
 //! and the kernel only while it is `Fill`, `Sending` or `Released`. The places are private to [`Rings`], change only
@@ -10,6 +10,7 @@
 //! A helper that granted the socket has mapped the memory only while it registered it.
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
 
+mod children;
 mod ethtool;
 mod memory;
 mod metadata;
@@ -26,6 +27,7 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use xwarp_tcp::link::ChunksMut;
 
+pub(crate) use self::children::NotInherited;
 pub(crate) use self::ethtool::{
     QueueCounts, active_queues, joins_segments, offloads_checksums, strips_vlan_tags,
 };

@@ -83,7 +83,7 @@ fn netns_syns_of_a_kernel_peer_come_to_us() {
         let held = reserve_port(None, Some(OURS), index).unwrap();
         drop(reserve_port(None, Some(OURS), LOOPBACK).unwrap());
         for taken in [index, 0] {
-            assert!(matches!(reserve_port(None, Some(OURS), taken), Err(PortError::InUse(_))));
+            assert!(matches!(reserve_port(None, Some(OURS), taken), Err(PortError::InUse { .. })));
         }
         held
     });

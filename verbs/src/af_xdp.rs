@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::Arc,
     time::Duration,
 };
@@ -127,7 +127,7 @@ impl Resolver for Routes {
     fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> io::Result<PortReservation> {
         let held = self.resolver.reserve_port(address, port).map_err(|error| {
             let kind = match &error {
-                PortError::InUse(_) | PortError::Exhausted(_) => io::ErrorKind::AddrInUse,
+                PortError::InUse { .. } | PortError::Exhausted(_) => io::ErrorKind::AddrInUse,
                 PortError::Permission(_) => io::ErrorKind::PermissionDenied,
                 PortError::NotOurAddress(_) => io::ErrorKind::AddrNotAvailable,
                 _ => io::ErrorKind::Other,
@@ -170,11 +170,7 @@ impl Interface for AfXdp {
     }
 
     fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
-        self.driver
-            .fds()
-            .chain([self.driver.event_fd()])
-            .map(|fd: BorrowedFd<'_>| fd.try_clone_to_owned())
-            .collect()
+        self.driver.readiness()
     }
 
     fn resolver(&self) -> Arc<dyn Resolver> {

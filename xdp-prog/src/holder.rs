@@ -4,13 +4,29 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// A process that holds a BPF program, its link, or AF_XDP sockets.
+/// A process that holds a BPF program, its link, or sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// Its process id.
     pub pid: u32,
     /// Its name as in `ps`, at most 15 characters; empty if unknown.
     pub command: String,
+}
+
+/// Flag of a process that has begun to exit (`PF_EXITING` of `linux/sched.h`).
+const EXITING: u32 = 0x4;
+
+impl Holder {
+    /// Whether the process has begun to exit, or is gone. What it holds is released soon.
+    pub fn is_ending(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        flags_of(&stat).is_none_or(|flags| flags & EXITING != 0)
+    }
+}
+
+/// The flags in a line of /proc/PID/stat: the seventh field behind the name, which may contain anything.
+fn flags_of(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()
 }
 
 impl fmt::Display for Holder {
@@ -39,6 +55,18 @@ pub fn af_xdp_users() -> Vec<Holder> {
 fn is_fill_ring(line: &str) -> bool {
     let mut fields = line.split_ascii_whitespace().skip(2);
     fields.next() == Some("100000000") && fields.nth(2).is_some_and(|path| path.starts_with("socket:["))
+}
+
+/// The first process that has a descriptor of the socket with this inode. Processes of other users are visible to a privileged
+/// caller only.
+pub fn socket_user(inode: u32) -> Option<Holder> {
+    let name = format!("socket:[{inode}]");
+    let is_it =
+        |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|target| target == Path::new(&name));
+    let has = |pid: &u32| {
+        fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|descriptors| descriptors.flatten().any(is_it))
+    };
+    processes().find(has).map(holder)
 }
 
 fn processes() -> impl Iterator<Item = u32> {
@@ -73,6 +101,17 @@ fn command(pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_process_is_not_ending_and_one_that_is_gone_is() {
+        assert_eq!(flags_of("7 (a) b) S 1 7 7 0 -1 4194560 100 0"), Some(4_194_560));
+        assert_eq!(flags_of(""), None);
+        assert!(!holder(std::process::id()).is_ending());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let gone = holder(child.id());
+        child.wait().unwrap();
+        assert!(gone.is_ending());
+    }
 
     #[test]
     fn fill_rings_are_distinguished_from_other_mappings() {

@@ -48,7 +48,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 pub use addresses::Addresses;
 pub use attach::{AttachError, AttachMode, Attached, attached_to};
 pub use counters::{ProgramCounters, SwitchCounters};
-pub use holder::{Holder, af_xdp_users};
+pub use holder::{Holder, af_xdp_users, socket_user};
 pub use relay::Relay;
 pub use switch::{PairLinks, SWITCH_NAME, Switch};
 
@@ -183,6 +183,11 @@ impl SteeringProgram {
             // moment. If the detach fails, closing remains.
             let _ = attach::detach(link.as_fd());
         }
+    }
+
+    /// The descriptor that keeps the program attached.
+    pub fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(|attachment| attachment.link.as_fd())
     }
 
     /// The kernel's id of the program; 0 if the kernel does not report it.

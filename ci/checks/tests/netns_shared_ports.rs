@@ -95,3 +95,23 @@ fn netns_shared_the_quarantine_of_a_port_ends() {
     assert!(may_listen(&shared, NOBODY, address));
     until("the quarantine does not end", || may_listen(&shared, NOBODY - 1, address));
 }
+
+/// The helper reserves a port for a client although the kernel's TCP remembers a connection of it, but not while a program listens
+/// there or has a connection from it.
+#[test]
+fn netns_shared_a_port_in_time_wait_can_be_bound() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &["--quarantine", "1"]).unwrap();
+    let address = SocketAddr::new(lab.address(Side::A, Family::V4), 7000);
+    let listener = lab.within(Side::A, || TcpListener::bind(address)).unwrap().unwrap();
+    let client = lab.within(Side::B, || TcpStream::connect_timeout(&address, LIMIT)).unwrap().unwrap();
+    let (server, _) = listener.accept().unwrap();
+    assert!(!may_listen(&shared, NOBODY, address), "beside a listener");
+    drop(listener);
+    assert!(!may_listen(&shared, NOBODY, address), "beside a connection");
+    drop(server);
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!((&client).read(&mut [0]).unwrap(), 0);
+    drop(client);
+    assert!(may_listen(&shared, NOBODY, address), "beside a connection in TIME-WAIT");
+}

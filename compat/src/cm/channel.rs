@@ -11,7 +11,10 @@ use std::{
 
 use nix::errno::Errno;
 use rustix::event::{PollFd, PollFlags, poll};
-use xwarp_verbs::cm::{CmKey, Event, EventChannel};
+use xwarp_verbs::{
+    DeviceFailed,
+    cm::{CmKey, Event, EventChannel},
+};
 
 use super::{
     event::{self, CmEvent},
@@ -169,11 +172,22 @@ impl Channel {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Why no event can come: all devices of the channel's identifiers have failed, or are those of a parent.
+    fn failure(&self) -> Option<DeviceFailed> {
+        let lanes = lock(&self.lanes);
+        let mut failures = lanes.iter().map(|lane| lane.context.card.device.failure());
+        let first = failures.next()??;
+        failures.all(|failure| failure.is_some()).then_some(first)
+    }
+
     /// The next event; waits for it if `always` or if the program has not made the descriptor non-blocking.
     pub fn next(self: &Arc<Self>, always: bool) -> Result<Arc<CmEvent>, Errno> {
         loop {
             if let Some(event) = self.poll() {
                 return Ok(event);
+            }
+            if let Some(failed) = self.failure() {
+                return Err(failure::device(&failed));
             }
             if !always && self.fd.is_nonblocking() {
                 return Err(Errno::EAGAIN);

@@ -10,7 +10,13 @@ use std::{
 use nix::errno::Errno;
 use xwarp_verbs::{CqId, Device, QpId, SrqId};
 
-use super::{cq::Cq, device::Port, pairing::Pairing, qp::Qp, srq::Srq};
+use super::{
+    cq::Cq,
+    device::Port,
+    pairing::{Pairing, Pairs},
+    qp::Qp,
+    srq::Srq,
+};
 use crate::{
     abi::device::ibv_gid,
     boundary::{at_exit, objects},
@@ -27,10 +33,11 @@ const LAST_NUMBER: u32 = 0xff_ffff;
 
 /// An opened interface.
 pub struct Card {
+    // Dropped before the device that it uses.
+    pairing: Mutex<Option<Pairing>>,
     pub device: Device,
     pub port: Arc<Port>,
     names: Mutex<Names>,
-    pairing: Mutex<Option<Arc<Pairing>>>,
 }
 
 /// Objects by the identifiers in events and programs.
@@ -111,14 +118,12 @@ impl Card {
     }
 
     /// Connections by queue pair number, started at first use.
-    pub fn pairing(&self) -> Result<Arc<Pairing>, Errno> {
+    pub fn pairing(&self) -> Result<Arc<Pairs>, Errno> {
         let mut pairing = lock(&self.pairing);
         if let Some(pairing) = &*pairing {
-            return Ok(Arc::clone(pairing));
+            return Ok(pairing.pairs());
         }
-        let started = Pairing::start(&self.device)?;
-        *pairing = Some(Arc::clone(&started));
-        Ok(started)
+        Ok(pairing.insert(Pairing::start(&self.device)?).pairs())
     }
 
     pub fn add_qp(&self, qp: &Arc<Qp>) {

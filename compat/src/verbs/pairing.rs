@@ -8,13 +8,17 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, Weak},
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use nix::errno::Errno;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::os::fd::OwnedFd;
 use xwarp_verbs::{
     Device,
     cm::{
@@ -126,18 +130,25 @@ struct Table {
     pending: Pending<IncomingRequest>,
 }
 
-/// The pairing of one device.
+/// The pairing of one device. Dropping it ends its thread, so that the device can be closed.
 pub struct Pairing {
+    pairs: Arc<Pairs>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The state that the thread and the callers share.
+pub struct Pairs {
     device: Device,
     events: EventChannel,
     _listener: Option<CmId>,
     table: Mutex<Table>,
     bell: OwnedFd,
+    stops: AtomicBool,
 }
 
 impl Pairing {
-    /// Begins to listen, and starts the thread, which ends with the process.
-    pub fn start(device: &Device) -> Result<Arc<Self>, Errno> {
+    /// Begins to listen, and starts the thread.
+    pub fn start(device: &Device) -> Result<Self, Errno> {
         let port = config().pairing_port.ok_or(Errno::EOPNOTSUPP)?;
         let system = |error: std::io::Error| failure::io(&error);
         let events = EventChannel::new().map_err(system)?;
@@ -150,18 +161,38 @@ impl Pairing {
         }
         let bell =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| system(e.into()))?;
-        let pairing = Arc::new(Self {
+        let pairs = Arc::new(Pairs {
             device: device.clone(),
             events,
             _listener: listened.is_ok().then_some(listener),
             table: Mutex::new(Table { pairs: BTreeMap::new(), pending: Pending(VecDeque::new()) }),
             bell,
+            stops: AtomicBool::new(false),
         });
-        let thread = Arc::clone(&pairing);
-        spawn("xwarp-pairing", move || thread.run()).map_err(system)?;
-        Ok(pairing)
+        let shared = Arc::clone(&pairs);
+        let thread = spawn("xwarp-pairing", move || shared.run()).map_err(system)?;
+        Ok(Self { pairs, thread: Some(thread) })
     }
 
+    /// The pairs, for a queue pair that joins or leaves.
+    pub fn pairs(&self) -> Arc<Pairs> {
+        Arc::clone(&self.pairs)
+    }
+}
+
+impl Drop for Pairing {
+    fn drop(&mut self) {
+        self.pairs.stops.store(true, Ordering::Release);
+        self.pairs.ring();
+        let Some(thread) = self.thread.take() else { return };
+        // The thread of a failed device ends by itself, and is not in this process if it is a child.
+        if self.pairs.device.failure().is_none() && thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Pairs {
     /// Connects `qp`, or waits for its peer.
     pub fn add(&self, qp: &Arc<Qp>, names: Names) {
         let now = Instant::now();
@@ -184,7 +215,7 @@ impl Pairing {
     }
 
     fn run(&self) {
-        while self.device.failure().is_none() {
+        while !self.stops.load(Ordering::Acquire) && self.device.failure().is_none() {
             while let Some(event) = self.events.poll() {
                 self.advance(event);
             }

@@ -8,6 +8,7 @@ pub mod link;
 pub mod monitor;
 pub mod neighbour;
 pub mod route;
+pub(crate) mod sockets;
 pub mod veth;
 
 use std::io;

@@ -41,7 +41,9 @@ impl DeviceFailed {
 
     /// The failure of a device that a child process inherited.
     pub(super) fn inherited() -> Self {
-        Self { message: "a parent of this process opened it (fork): open a device in this process".into() }
+        let message = "a parent of this process opened it (fork), and its connections and listeners stay there: open a \
+                       device and listen in this process";
+        Self { message: message.into() }
     }
 }
 

@@ -1,0 +1,140 @@
+//! The drop-in libraries' devices beside the kernel's sockets.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use xwarp_checks::{
+    lab::{Family, Lab, LabOptions, Side},
+    shared::SharedInterface,
+    unmodified::{LIMIT, compiled, run, start, start_shared},
+};
+
+const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+const PORT: u16 = 7777;
+
+fn lab() -> Lab {
+    Lab::up(LabOptions::default()).unwrap()
+}
+
+/// A connection of the kernels' TCP to `server`, an address of side B, which closes it first and keeps it in TIME-WAIT.
+fn connect_once(lab: &Lab, server: SocketAddr) {
+    let listener = lab.within(Side::B, || TcpListener::bind(server)).unwrap().unwrap();
+    let client = lab.within(Side::A, || TcpStream::connect_timeout(&server, LIMIT)).unwrap().unwrap();
+    drop(listener.accept().unwrap());
+    drop(listener);
+    // The server's end has closed when its FIN is here.
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(std::io::Read::read(&mut &client, &mut [0]).unwrap(), 0);
+}
+
+/// What a program that uses a port over TCP first and over RDMA then needs, as perftest and Ceph do.
+#[test]
+fn netns_compat_a_port_in_time_wait_can_be_bound() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    for (family, any) in [(Family::V4, "0.0.0.0"), (Family::V6, "::")] {
+        let address = lab.address(Side::B, family);
+        for host in [address.to_string(), any.to_owned()] {
+            connect_once(&lab, (address, PORT).into());
+            let said = run(&lab, Side::B, &format!("{life} bind {host} {PORT}")).unwrap();
+            assert!(said.contains(&format!("listens at {host} {PORT}")), "{said}");
+        }
+    }
+}
+
+/// iWARP uses TCP ports, so a listener of the kernel's TCP excludes one of RDMA: the program learns who has the port.
+#[test]
+fn netns_compat_a_listener_of_the_kernel_keeps_its_port_and_is_named() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    let address = lab.address(Side::B, Family::V4);
+    let listener = lab.within(Side::B, || TcpListener::bind((address, PORT))).unwrap().unwrap();
+    let mut program = start(&lab, Side::B, &format!("{life} bind {address} {PORT}")).unwrap();
+    assert_eq!(program.wait(LIMIT).unwrap().code(), Some(1));
+    let said = program.output();
+    assert!(said.contains("rdma_bind_addr: Address already in use"), "{said}");
+    let holder = format!("{address}:{PORT} is in use by process {} (", std::process::id());
+    assert!(said.contains(&holder) && said.contains("choose another port"), "{said}");
+    // The kernel's connections are untouched by the attempt.
+    lab.within(Side::A, || TcpStream::connect_timeout(&(address, PORT).into(), Duration::from_secs(10)))
+        .unwrap()
+        .unwrap();
+    drop(listener);
+}
+
+/// A closed device leaves nothing behind, also after connections by queue pair number, which have a listener and a thread.
+#[test]
+fn netns_compat_a_device_is_opened_and_closed_again_and_again() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    let said = run(&lab, Side::B, &format!("{life} reopen 20")).unwrap();
+    assert!(said.contains("20 rounds") && !said.contains("xwarp:"), "{said}");
+    // Behind the helper, a device that stays counts towards the user's limit.
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let said = start_shared(&lab, &shared, &format!("{life} reopen 20")).unwrap().finish(LIMIT).unwrap();
+    assert!(said.contains("20 rounds") && !said.contains("xwarp:"), "{said}");
+}
+
+/// A child opens the interface that its parent has left, and learns what became of its parent's listener.
+#[test]
+fn netns_compat_a_daemon_opens_the_device_of_its_parent_anew() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    let address = lab.address(Side::B, Family::V4);
+    let listens = format!("listens at {address} {PORT}");
+    for case in ["daemon", "inherit"] {
+        let mut program = start(&lab, Side::B, &format!("{life} {case} {address} {PORT}")).unwrap();
+        program.wait_for(&listens, LIMIT).unwrap();
+        let said = program.output();
+        assert!(!said.contains("another xwarp process"), "{said}");
+        if case == "inherit" {
+            assert!(said.contains("rdma_get_cm_event: No such device"), "{said}");
+            assert!(said.contains("a parent of this process opened it (fork)"), "{said}");
+        }
+        // The interface is free when the daemon has ended.
+        run(&lab, Side::B, &format!("{life} bind {address} {PORT}")).unwrap();
+    }
+}
+
+/// The owner's death is awaited: its memory is freed, and its descriptors are closed, some time after the signal.
+#[test]
+fn netns_compat_the_device_of_a_killed_process_can_be_opened() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    let address = lab.address(Side::B, Family::V4);
+    for _ in 0..5 {
+        let mut owner = start(&lab, Side::B, &format!("rping -s -a {address}")).unwrap();
+        // It listens once it has the interface.
+        let listens = || {
+            lab.within(Side::A, || TcpStream::connect_timeout(&(address, 7174).into(), LIMIT).is_ok())
+                .unwrap()
+        };
+        while !listens() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        owner.signal(Signal::KILL).unwrap();
+        let said = run(&lab, Side::B, &format!("{life} bind {address} {PORT}")).unwrap();
+        assert!(said.contains("listens at"), "{said}");
+        owner.wait(LIMIT).unwrap();
+    }
+}
+
+/// `localhost` stands for the first device, for both ends of a connection and for a server that others connect to.
+#[test]
+fn netns_compat_localhost_is_the_first_device() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    for (loopback, family) in [("127.0.0.1", Family::V4), ("::1", Family::V6)] {
+        let address = lab.address(Side::B, family);
+        let said = run(&lab, Side::B, &format!("{life} bind {loopback} {PORT}")).unwrap();
+        assert!(said.contains(&format!("listens at {address} {PORT}")), "{said}");
+    }
+    let address = lab.address(Side::B, Family::V4);
+    let line = |role: &str, host: &str| format!("rping {role} -a {host} -C 5 -S 64 -V");
+    xwarp_checks::unmodified::pair(&lab, &line("-s", "127.0.0.1"), &line("-c", &address.to_string()))
+        .unwrap();
+}
