@@ -59,6 +59,17 @@ fn context_at(address: IpAddr) -> Result<Arc<Context>, Errno> {
     context(&port)
 }
 
+/// The address that a program's address stands for. No device has a loopback address: it stands for the first address of the first
+/// device, so that programs that bind to `localhost` or connect to it find a device.
+fn on_device(address: SocketAddr) -> Result<SocketAddr, Errno> {
+    if !address.ip().is_loopback() {
+        return Ok(address);
+    }
+    let of_family = |port: &Arc<Port>| port.address(address.is_ipv4());
+    let found = ports()?.iter().find_map(of_family).ok_or(Errno::ENODEV)?;
+    Ok(SocketAddr::new(found, address.port()))
+}
+
 /// The address from which the kernel would send to `peer`.
 fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
     let any: SocketAddr = if peer.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
@@ -80,6 +91,7 @@ const PORT_ATTEMPTS: usize = 16;
 impl Id {
     /// Binds to an address: to one device, or for a wildcard to each.
     pub fn bind(self: &Arc<Self>, address: SocketAddr) -> Result<(), Errno> {
+        let address = on_device(address)?;
         let _binding = lock(&BINDING);
         let sharing = Sharing { bound: Some(address), ..lock(&self.inner).sharing };
         self.compare(&sharing)?;
@@ -167,6 +179,7 @@ impl Id {
         {
             self.bind(source)?;
         }
+        let peer = on_device(peer)?;
         let mut inner = lock(&self.inner);
         if inner.stage != Stage::Idle {
             return Err(Errno::EINVAL);

@@ -81,6 +81,13 @@ impl Port {
         u64::from_ne_bytes(eui)
     }
 
+    /// The first address of a family that is not link-local, when the list was made last.
+    pub fn address(&self, is_ipv4: bool) -> Option<IpAddr> {
+        let link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let of_family = |address: &&IpAddr| address.is_ipv4() == is_ipv4 && !link_local(address);
+        lock(&self.addresses).iter().find(of_family).copied()
+    }
+
     /// Whether the interface had `address` when the list was made last.
     pub fn has(&self, address: IpAddr) -> bool {
         lock(&self.addresses).contains(&address)
