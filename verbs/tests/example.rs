@@ -1,4 +1,4 @@
-//! Runs the documented example unchanged, over the in-memory interface.
+//! Runs the documented example unchanged, over the in-memory interface; README shows its client.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../examples/hello/client.rs"]
@@ -14,6 +14,10 @@ use xwarp_verbs::{
 };
 
 fn hello(progress: Progress, address: SocketAddr) {
+    exchange(progress, address, "hello, memory");
+}
+
+fn exchange(progress: Progress, address: SocketAddr, text: &str) {
     let (a, b) = sim::pair(WireConfig::default(), 1500).unwrap();
     let open = |end| Device::over(Box::new(end), DeviceOptions { progress, ..Default::default() }).unwrap();
     let (server, client) = (open(a), open(b));
@@ -24,9 +28,9 @@ fn hello(progress: Progress, address: SocketAddr) {
         });
         let port = listening.recv().unwrap().port();
         let ip = if address.is_ipv4() { sim::ipv4(1) } else { sim::ipv6(1) };
-        let answer = client::ask(&client, SocketAddr::new(ip, port), "hello, memory").unwrap();
-        assert_eq!(answer, "HELLO, MEMORY");
-        assert_eq!(served.join().unwrap().unwrap(), "hello, memory");
+        let answer = client::ask(&client, SocketAddr::new(ip, port), text).unwrap();
+        assert_eq!(answer, text.to_ascii_uppercase());
+        assert_eq!(served.join().unwrap().unwrap(), text);
     });
 }
 
@@ -43,4 +47,14 @@ fn the_example_runs_over_ipv6_and_any_port() {
 #[test]
 fn the_example_runs_without_threads_of_ours() {
     hello(Progress::Application, SocketAddr::new(sim::ipv4(1), 0));
+}
+
+/// Also longer than inline data and than a page, and characters whose capitals are longer than themselves.
+#[test]
+fn the_example_takes_a_text_of_any_length() {
+    for length in [0, 1, 128, 129, 4096, 4097, 1 << 20] {
+        let text: String = "memory".chars().cycle().take(length).collect();
+        exchange(Progress::Auto, SocketAddr::new(sim::ipv4(1), 0), &text);
+    }
+    exchange(Progress::Auto, SocketAddr::new(sim::ipv4(1), 0), &"\u{149}\u{390}".repeat(100));
 }

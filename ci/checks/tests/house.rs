@@ -11,6 +11,8 @@ use std::{
 
 #[path = "house/citations.rs"]
 mod citations;
+#[path = "house/documents.rs"]
+mod documents;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()

@@ -1,4 +1,4 @@
-// The client: writes a text straight into the server's memory, says so, and waits for the answer.
+// The client: writes a text straight into the server's memory, says how long it is, and waits for the answer.
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
@@ -8,19 +8,20 @@ use xwarp_verbs::{
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends `text` to the server at `address`; returns its answer.
+/// Writes `text` into the memory of the server at `address`; returns its answer, which is as long.
 pub fn ask(device: &Device, address: SocketAddr, text: &str) -> Result<String, Box<dyn Error>> {
     let cq = device.create_cq(16)?;
     let pd = device.create_pd()?;
     let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
-    let outbox = pd.allocate(text.len(), Access::empty())?;
+    // A text may be empty, a region not.
+    let outbox = pd.allocate(text.len().max(1), Access::empty())?;
     outbox.write(0, text.as_bytes())?;
-    let inbox = pd.allocate(4096, Access::LOCAL_WRITE)?;
+    let inbox = pd.allocate(text.len().max(1), Access::LOCAL_WRITE)?;
     // Posted before the server can possibly answer.
     qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, inbox.len())]))?;
 
     let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT)?;
-    // The server's reply carries the key and offset of its board as private data.
+    // The server's MPA Reply carries the key and offset of its board as private data.
     let board = Remote::from_bytes(connection.private_data()).ok_or("no board")?;
 
     // Both in one call: the write is placed before the message is delivered.

@@ -1,4 +1,5 @@
-// The server: offers a region, waits until a client has written to it, and sends the text back in capitals.
+// The server: offers a region, waits until a client has written to it, and sends the text back in capitals (of ASCII, so that the
+// answer is as long as the text).
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
@@ -8,6 +9,8 @@ use xwarp_verbs::{
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
+/// The longest text, in bytes. Its RNIC refuses a longer one: the client's write ends with an error.
+const LONGEST: usize = 1 << 20;
 
 /// Serves one client. `ready` receives the server's address.
 pub fn serve(
@@ -24,7 +27,7 @@ pub fn serve(
     let pd = device.create_pd()?;
     let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
     // The client will write here; no other queue pair can.
-    let board = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let board = pd.allocate(LONGEST, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     // Its message says how many bytes.
     let inbox = pd.allocate(8, Access::LOCAL_WRITE)?;
     qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 8)]))?;
@@ -36,10 +39,11 @@ pub fn serve(
     let message = cq.wait(LIMIT)?.ok_or("no message came")?.check()?;
     let mut length = [0; 8];
     inbox.read(0, length.get_mut(..message.byte_len as usize).ok_or("too long")?)?;
-    let text = String::from_utf8(board.to_vec(0, u64::from_be_bytes(length) as usize)?)?;
+    let length = usize::try_from(u64::from_be_bytes(length))?;
+    let text = String::from_utf8(board.to_vec(0, length)?)?;
 
-    let answer = text.to_uppercase();
-    qp.post_send(&WorkRequest::send(2, Payload::Inline(answer.as_bytes())).signaled())?;
+    board.write(0, text.to_ascii_uppercase().as_bytes())?;
+    qp.post_send(&WorkRequest::send(2, Payload::Piece(board.sge(0, length))).signaled())?;
     // Completed means: the client's end has acknowledged it. Then it may even leave first.
     cq.wait(LIMIT)?.ok_or("the answer was not acknowledged")?.check()?;
     connection.wait_disconnected(LIMIT)?;
