@@ -23,12 +23,26 @@ command=${1:-}
 shift
 
 need_root() {
-    if ! command -v ip >/dev/null; then
-        echo "$caller: there is no program 'ip': install iproute2" >&2
-        exit 1
-    fi
+    need ip iproute2
     if [ "$(id -u)" -ne 0 ]; then
         echo "$caller: network namespaces need root: try 'sudo $caller $command'" >&2
+        exit 1
+    fi
+}
+
+# Sets variables of the kernel in one namespace. By `sysctl` there would be a need for procps, which minimal systems lack.
+sysctl() { # namespace name=value...
+    local namespace=$1 each path
+    shift
+    for each in "$@"; do
+        path=/proc/sys/$(echo "${each%%=*}" | tr . /)
+        ip netns exec "$namespace" sh -c 'echo "$1" >"$0"' "$path" "${each#*=}"
+    done
+}
+
+need() { # program package
+    if ! command -v "$1" >/dev/null; then
+        echo "$caller: there is no program '$1': install $2" >&2
         exit 1
     fi
 }
@@ -93,19 +107,20 @@ up() {
         echo "$caller: VLAN tags do not pass the hop" >&2
         return 2
     fi
+    [ "$offloads$hop" = on ] || need ethtool ethtool
     down
     trap down EXIT
     local side
     for side in a b; do
         ip netns add "$prefix-$side"
-        ip netns exec "$prefix-$side" sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0
+        sysctl "$prefix-$side" net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0
         ip -n "$prefix-$side" link set lo up
     done
     if [ -n "$hop" ]; then
         offloads=none
         ip netns add "$prefix-hop"
         # The hop's own kernel must not send anything.
-        ip netns exec "$prefix-hop" sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
+        sysctl "$prefix-hop" net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
         for side in a b; do
             cable xw0 "$prefix-$side" "x$side" "$prefix-hop"
             ip netns exec "$prefix-hop" ethtool -K "x$side" tx off tso off gso off gro off

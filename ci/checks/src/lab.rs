@@ -77,11 +77,14 @@ pub struct LabOptions {
     pub offloads: bool,
     /// Add a third namespace between the two, for a [`Hop`](crate::hop::Hop); this turns all offloads off.
     pub hop: bool,
+    /// The Debian release in whose root file system [`Lab::program`] runs programs, by the name that `ci/distributions` takes; this
+    /// machine's own without it.
+    pub distribution: Option<&'static str>,
 }
 
 impl Default for LabOptions {
     fn default() -> Self {
-        Self { mtu: 1500, queues: 1, vlan: None, offloads: true, hop: false }
+        Self { mtu: 1500, queues: 1, vlan: None, offloads: true, hop: false, distribution: None }
     }
 }
 
@@ -98,6 +101,7 @@ const PREFIX: &str = "xwt";
 pub struct Lab {
     name: String,
     scratch: PathBuf,
+    distribution: Option<&'static str>,
 }
 
 impl fmt::Debug for Lab {
@@ -116,7 +120,7 @@ impl Lab {
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         let scratch = std::env::temp_dir().join(&name);
         fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
-        let lab = Self { name, scratch };
+        let lab = Self { name, scratch, distribution: options.distribution };
         let mut command = lab.script("up");
         command.args(["--mtu", &options.mtu.to_string(), "--queues", &options.queues.to_string()]);
         if let Some(vlan) = options.vlan {
@@ -130,7 +134,7 @@ impl Lab {
     }
 
     fn script(&self, command: &str) -> Command {
-        let mut script = Command::new(lab_script());
+        let mut script = Command::new(ci_script("lab"));
         script.args(["--name", &self.name, command]);
         script
     }
@@ -156,6 +160,15 @@ impl Lab {
     /// A command to run in one namespace.
     pub fn command(&self, side: Side, program: impl AsRef<Path>) -> Command {
         inside(&self.namespace(side), program)
+    }
+
+    /// A command to run in one namespace, in the root of the lab's distribution. Paths of this repository, of what cargo has built and
+    /// of this lab's files are the same there.
+    pub fn program(&self, side: Side, program: impl AsRef<Path>) -> Command {
+        let Some(suite) = self.distribution else { return self.command(side, program) };
+        let mut command = self.command(side, ci_script("distributions"));
+        command.args(["run", suite]).arg(program.as_ref());
+        command
     }
 
     /// A command to run in the hop's namespace.
@@ -246,8 +259,9 @@ impl Drop for Lab {
     }
 }
 
-fn lab_script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab")
+/// Path of a script of `ci`.
+pub fn ci_script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
 }
 
 /// Removes namespaces of tests whose process no longer exists.
@@ -259,7 +273,7 @@ fn sweep() {
         let Some(pid) = owner(lab) else { continue };
         if !Path::new(&format!("/proc/{pid}")).exists() {
             // Another process may sweep at the same time, so failures are ignored.
-            let _ = Command::new(lab_script()).args(["--name", lab, "down"]).output();
+            let _ = Command::new(ci_script("lab")).args(["--name", lab, "down"]).output();
         }
     }
 }

@@ -24,8 +24,8 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Time limit of one program.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Path of `xwarp`, which finds the library beside itself.
-fn xwarp() -> Result<PathBuf> {
+/// Path of `xwarp`, which finds the library of `xwarp run` beside itself.
+pub fn xwarp() -> Result<PathBuf> {
     built("libxwarp_compat.so")?;
     built("xwarp")
 }
@@ -58,7 +58,7 @@ pub fn start_shared(lab: &Lab, shared: &SharedInterface, line: &str) -> Result<R
 }
 
 fn command(lab: &Lab, side: Side, devices: &[&str], line: &str) -> Result<Command> {
-    let mut command = lab.command(side, xwarp()?);
+    let mut command = lab.program(side, xwarp()?);
     command.arg("run").args(devices.iter().flat_map(|device| ["--device", device]));
     command.args(line.split_whitespace());
     Ok(command)

@@ -13,6 +13,8 @@ use std::{
 mod citations;
 #[path = "house/documents.rs"]
 mod documents;
+#[path = "house/scripts.rs"]
+mod scripts;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
