@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, ffi::c_int, ptr};
 
 use nix::errno::Errno;
-use xwarp_verbs::{AsyncEvent, CqId, QpFault, QpId, SrqId};
+use xwarp_verbs::{AsyncEvent, CloseReason, CqId, QpFault, QpId, SrqId};
 
 use super::{context::Context, cq::Cq, qp::Qp, srq::Srq};
 use crate::{
@@ -41,6 +41,8 @@ impl Owned {
     /// Whether an event is the context's: of one of its objects, or of the device.
     pub fn concerns(&self, event: &AsyncEvent) -> bool {
         match event {
+            // The peer's close, after requests that it should have answered: the connection manager reports it, and no more.
+            AsyncEvent::QpFatal { fault: QpFault::Connection(CloseReason::Graceful), .. } => false,
             AsyncEvent::QpFatal { qp, .. } | AsyncEvent::LastWqeReached { qp } => self.qps.contains(qp),
             AsyncEvent::CqOverflow { cq } => self.cqs.contains(cq),
             AsyncEvent::SrqLimit { srq } => self.srqs.contains(srq),

@@ -435,7 +435,11 @@ impl QueuePair {
     pub(crate) fn disconnected(&mut self, reason: CloseReason, shared: &mut Shared) {
         // After our close with no work outstanding, the way in which the connection ended is no fault.
         let done = self.phase.is_closing() && self.tx.ending == Ending::Finished && self.sq.is_empty();
-        let fault = (!done && reason != CloseReason::Graceful).then_some(QpFault::Connection(reason));
+        // Nor is it after the peer's orderly close, which was reported: a peer that exits then resets a connection with data under
+        // way to it.
+        let peer_closed = matches!(self.phase, Phase::Open(Closes { peer: true, .. }));
+        let is_fault = !done && !peer_closed && reason != CloseReason::Graceful;
+        let fault = is_fault.then_some(QpFault::Connection(reason));
         self.end(Ending::Finished, fault, shared);
     }
 

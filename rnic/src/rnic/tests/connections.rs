@@ -100,6 +100,16 @@ fn rfc5041_s6_2_1_when_the_peer_closes_receives_are_flushed_and_sends_continue()
 }
 
 #[test]
+fn a_reset_after_the_peers_close_is_no_fault_of_the_queue_pair() {
+    let mut pair = Pair::new();
+    pair.a.post(1, SEND, &[]);
+    pair.a.rnic.event(CONN, Event::PeerClosed);
+    pair.a.rnic.event(CONN, Event::Closed(CloseReason::Reset));
+    assert_eq!(pair.a.outcomes(), [(1, FLUSHED)]);
+    assert_eq!(pair.a.async_events(), []);
+}
+
+#[test]
 fn a_peer_that_closes_before_its_read_response_fails_the_read() {
     let mut pair = Pair::new();
     let (local, _) = pair.a.region(8, 0, ALL);
