@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::OnceLock};
 
-use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, Rtr};
+use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision, Rtr};
 
 use crate::abi::device::{TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED};
 
@@ -26,6 +26,9 @@ pub struct Config {
     pub rsockets: Option<String>,
     markers: Markers,
     crc: bool,
+    /// Whether initiators ask for peer-to-peer mode (RFC 6581 section 5). Without it they fall back to revision 1 of MPA.
+    is_peer_to_peer: bool,
+    revision: RequestRevision,
     progress: Progress,
     engines: u16,
     capture: Option<PathBuf>,
@@ -74,6 +77,12 @@ impl Config {
                 &[("off", Markers::Off), ("prefer", Markers::Prefer), ("require", Markers::Require)],
             ),
             crc: choice("XWARP_CRC", true, &[("on", true), ("off", false)]),
+            is_peer_to_peer: choice("XWARP_PEER_TO_PEER", true, &[("on", true), ("off", false)]),
+            revision: choice(
+                "XWARP_MPA_REVISION",
+                RequestRevision::default(),
+                &[("1", RequestRevision::One), ("2", RequestRevision::PreferTwo)],
+            ),
             progress: choice(
                 "XWARP_PROGRESS",
                 Progress::Auto,
@@ -94,8 +103,14 @@ impl Config {
         };
         let capture = if is_first { self.capture.clone() } else { self.capture.as_ref().map(beside) };
         // Programs of C may send first at either end: the initiator's ready-to-receive message lets the responder do so.
-        let peer_to_peer = vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read];
-        let mpa = MpaConfig { markers: self.markers, crc: self.crc, peer_to_peer, ..MpaConfig::default() };
+        // Revision 1 does not have that mode.
+        let peer_to_peer = if self.is_peer_to_peer && self.revision != RequestRevision::One {
+            vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read]
+        } else {
+            Vec::new()
+        };
+        let Self { markers, crc, revision, .. } = *self;
+        let mpa = MpaConfig { markers, crc, revision, peer_to_peer, ..MpaConfig::default() };
         DeviceOptions {
             engines: self.engines,
             progress: self.progress,
