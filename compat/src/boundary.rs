@@ -1,4 +1,4 @@
-//! The boundary to C: pointers that C programs pass, and our objects as C structures. The only unsafe code of this
+//! The boundary to C: pointers that C programs pass, and our objects as C structures. Nearly all unsafe code of this
 //! crate.
 //!
 //! The functions of the ABI have parameters of the types [`Handle`], [`In`], [`Out`] and [`Text`], which look like

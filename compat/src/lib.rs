@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`table`] | every symbol of the ABI with its version |
 //! | [`abi`] | the structures of the C headers |
-//! | [`boundary`] | pointers of C programs: the only unsafe code |
+//! | [`boundary`] | pointers of C programs: nearly all unsafe code |
+//! | [`sleep`] | calls that wait for an event: signals and cancellation; unsafe system calls |
 //! | [`config`] | environment variables |
 //! | [`verbs`] | libibverbs: devices, memory, queues, posting, polling |
 //! | [`cm`] | librdmacm |
@@ -20,6 +21,7 @@ mod boundary;
 mod cm;
 mod config;
 mod failure;
+mod sleep;
 mod table;
 mod verbs;
 mod wait;

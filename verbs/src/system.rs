@@ -2,9 +2,9 @@
 //! interfaces. Other modules get the time as an argument and ring a [`Doorbell`].
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread::JoinHandle,
     time::Duration,
 };
@@ -41,29 +41,49 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Called when a [`Doorbell`] rings.
+type Hook = Box<dyn Fn() + Send + Sync>;
+
 /// A descriptor that is readable from a call of [`ring`](Self::ring) to the next [`clear`](Self::clear).
-#[derive(Debug)]
-pub(crate) struct Doorbell(OwnedFd);
+pub(crate) struct Doorbell {
+    fd: OwnedFd,
+    hook: OnceLock<Hook>,
+}
 
 impl Doorbell {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { fd, hook: OnceLock::new() })
+    }
+
+    /// Calls `hook` whenever the bell rings from now on. Of several hooks, the first one stays.
+    pub(crate) fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.hook.set(Box::new(hook));
     }
 
     /// Makes it readable. The only possible error is a full counter, and then it is already readable.
     pub(crate) fn ring(&self) {
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        if let Some(hook) = self.hook.get() {
+            hook();
+        }
     }
 
     /// Makes it unreadable; returns whether it was rung.
     pub(crate) fn clear(&self) -> bool {
-        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+        rustix::io::read(&self.fd, &mut [0u8; 8]).is_ok()
+    }
+}
+
+impl fmt::Debug for Doorbell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Doorbell").field(&self.fd).finish()
     }
 }
 
 impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 

@@ -30,11 +30,13 @@ impl Case {
         self.lab.run(side, "ip", &line.split_whitespace().collect::<Vec<_>>()).unwrap();
     }
 
-    fn finish(self) {
+    /// Returns what the client has said.
+    fn finish(self) -> String {
         let Self { client, server, .. } = self;
         let [client, server] = [client.finish(LIMIT), server.finish(LIMIT)];
         let done = |said: &anyhow::Result<String>| said.as_ref().is_ok_and(|said| said.contains("done"));
         assert!(done(&client) && done(&server), "client: {client:?}\nserver: {server:?}");
+        client.unwrap()
     }
 }
 
@@ -79,5 +81,6 @@ fn netns_compat_events_report_a_removed_device() {
     case.client.wait_for("removing", LIMIT).unwrap();
     case.server.wait_for("removing", LIMIT).unwrap();
     case.ip(Side::A, &format!("link del {INTERFACE}"));
-    case.finish();
+    let said = case.finish();
+    assert_eq!(said.matches("the device xw0 has ended").count(), 1, "{said}");
 }

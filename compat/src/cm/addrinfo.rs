@@ -16,6 +16,7 @@ use crate::{
     },
     boundary::{self, CPart, Handle, In, Out, Text, object, zeroed},
     failure::minus_one,
+    sleep::uncancelled,
 };
 
 /// One answer, with the addresses that it points to.
@@ -86,7 +87,7 @@ pub extern "C" fn rdma_getaddrinfo(
         };
         out.write(publish(&hints, source, peer).as_ptr())
     };
-    minus_one(get())
+    minus_one(uncancelled(get))
 }
 
 /// The answer to `hints`, whose flags it repeats.

@@ -10,7 +10,6 @@ use std::{
 };
 
 use nix::errno::Errno;
-use rustix::event::{PollFd, PollFlags, poll};
 use xwarp_verbs::{
     DeviceFailed,
     cm::{CmKey, Event, EventChannel},
@@ -21,9 +20,10 @@ use super::{
     id::{Id, Reports},
 };
 use crate::{
-    abi::cm::rdma_event_channel,
+    abi::cm::{rdma_cm_event, rdma_event_channel},
     boundary::{CPart, Handle, Out, object},
-    failure::{self, minus_one},
+    failure,
+    sleep::{Attempt, Next, Sleepers, Wait, cancellable},
     verbs::context::Context,
     wait::{BellQueue, Readable, lock},
 };
@@ -31,12 +31,11 @@ use crate::{
 /// Longest time that the end of a channel waits for the return of a thread that reads its events.
 const RETURN: Duration = Duration::from_millis(100);
 
-/// The threads in [`rdma_get_cm_event`].
+/// The last thread that called [`rdma_get_cm_event`], and whether it is still in its call.
 #[derive(Default)]
-struct Readers {
-    inside: usize,
-    /// The last thread that called.
+struct Reader {
     last: Option<ThreadId>,
+    inside: bool,
 }
 
 /// An event channel.
@@ -49,7 +48,8 @@ pub struct Channel {
     /// Held from the taking of an event until it counts as unacknowledged. Otherwise another thread could take the
     /// identifier's next event and destroy the identifier, and the first event would be lost.
     taking: Mutex<()>,
-    readers: Mutex<Readers>,
+    sleepers: Arc<Sleepers>,
+    reader: Mutex<Reader>,
     entered: Condvar,
 }
 
@@ -104,7 +104,8 @@ impl Channel {
             lanes: Mutex::default(),
             ended,
             taking: Mutex::default(),
-            readers: Mutex::default(),
+            sleepers: Sleepers::new()?,
+            reader: Mutex::default(),
             entered: Condvar::new(),
         }))
     }
@@ -116,6 +117,8 @@ impl Channel {
             return Ok(Arc::clone(lane));
         }
         let lane = Arc::new(Lane::new(context)?);
+        let sleepers = Arc::clone(&self.sleepers);
+        lane.events.set_hook(move || sleepers.wake());
         self.fd.add(&lane.events).map_err(|error| failure::io(&error))?;
         lanes.push(Arc::clone(&lane));
         Ok(lane)
@@ -124,6 +127,7 @@ impl Channel {
     /// Queues the `DISCONNECTED` event of `id`.
     pub fn push_ended(&self, id: &Arc<Id>) {
         self.ended.push(Arc::downgrade(id));
+        self.sleepers.wake();
     }
 
     /// Removes the `DISCONNECTED` event of `id`, if it waits. Returns whether it did.
@@ -147,28 +151,25 @@ impl Channel {
         })
     }
 
-    /// Calls `read` as one of the readers.
-    fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
-        {
-            let mut readers = lock(&self.readers);
-            readers.inside += 1;
-            readers.last = Some(thread::current().id());
+    /// Records that the calling thread is about to read events, or has finished.
+    fn reads(&self, inside: bool) {
+        let caller = Some(thread::current().id());
+        let mut reader = lock(&self.reader);
+        if inside || reader.last == caller {
+            *reader = Reader { last: caller, inside };
         }
+        drop(reader);
         self.entered.notify_all();
-        let result = read();
-        lock(&self.readers).inside -= 1;
-        result
     }
 
     /// Waits until the other thread that reads events waits for the next one. Programs destroy the channel while that
     /// thread is between two calls (rping), so that its next call would fail. With librdmacm the destruction takes
     /// longer, so the thread is in its call by then.
     fn await_reader(&self) {
-        let returns = |readers: &mut Readers| {
-            readers.inside == 0 && readers.last.is_some_and(|last| last != thread::current().id())
+        let returns = |reader: &mut Reader| {
+            !reader.inside && reader.last.is_some_and(|last| last != thread::current().id())
         };
-        let readers = lock(&self.readers);
-        let waited = self.entered.wait_timeout_while(readers, RETURN, returns);
+        let waited = self.entered.wait_timeout_while(lock(&self.reader), RETURN, returns);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -180,32 +181,25 @@ impl Channel {
         failures.all(|failure| failure.is_some()).then_some(first)
     }
 
-    /// The next event; waits for it if `always` or if the program has not made the descriptor non-blocking.
-    pub fn next(self: &Arc<Self>, always: bool) -> Result<Arc<CmEvent>, Errno> {
-        loop {
-            if let Some(event) = self.poll() {
-                return Ok(event);
-            }
-            if let Some(failed) = self.failure() {
-                return Err(failure::device(&failed));
-            }
-            if !always && self.fd.is_nonblocking() {
-                return Err(Errno::EAGAIN);
-            }
+    /// The next event, or how to wait for it. The caller waits if `always` or if the program has not made the descriptor
+    /// non-blocking.
+    pub fn next(self: &Arc<Self>, always: bool) -> Result<Next<Arc<CmEvent>>, Errno> {
+        if let Some(event) = self.poll() {
+            return Ok(Next::Found(event));
+        }
+        if let Some(failed) = self.failure() {
+            return Err(failure::device(&failed));
+        }
+        let attend = |limit| {
             let only = match &lock(&self.lanes)[..] {
                 [lane] => Some(Arc::clone(&lane.context)),
                 _ => None,
             };
-            match only {
-                // This thread runs the engine meanwhile.
-                Some(context) => {
-                    context.card.device.wait(&self.fd, None).map_err(|error| failure::io(&error))?;
-                }
-                None => {
-                    let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None);
-                }
-            }
-        }
+            // This thread runs the engine meanwhile.
+            only.map_or(Ok(false), |context| context.card.device.attend(&self.fd, limit)).map(|_| None)
+        };
+        let fd = (!always).then_some(&self.fd);
+        Wait { fd, sleepers: &self.sleepers, poll: || self.poll(), attend }.next()
     }
 }
 
@@ -220,20 +214,25 @@ pub extern "C" fn rdma_destroy_event_channel(channel: Handle<Channel>) {
     let _ = channel.withdraw();
 }
 
-pub extern "C" fn rdma_get_cm_event(
-    channel: Handle<Channel>,
-    out: Out<*mut crate::abi::cm::rdma_cm_event>,
-) -> c_int {
+pub extern "C-unwind" fn rdma_get_cm_event(channel: Handle<Channel>, out: Out<*mut rdma_cm_event>) -> c_int {
+    cancellable(|| get_cm_event(channel, out))
+}
+
+extern "C" fn get_cm_event(channel: Handle<Channel>, out: Out<*mut rdma_cm_event>) -> Attempt {
     let get = || {
         if out.is_null() {
             return Err(Errno::EINVAL);
         }
         let channel = channel.object()?;
-        let event = channel.reading(|| channel.next(false))?;
-        let event = Handle::publish(event);
-        out.write(event.as_ptr())
+        channel.reads(true);
+        let next = channel.next(false);
+        channel.reads(matches!(next, Ok(Next::Sleep(_))));
+        match next? {
+            Next::Sleep(units) => Ok(Next::Sleep(units)),
+            Next::Found(event) => out.write(Handle::publish(event).as_ptr()).map(Next::Found),
+        }
     };
-    minus_one(get())
+    Attempt::of(get)
 }
 
 #[cfg(test)]
@@ -248,16 +247,18 @@ mod tests {
         let reader = {
             let channel = Arc::clone(&channel);
             thread::spawn(move || {
-                channel.reading(|| ());
+                channel.reads(true);
+                channel.reads(false);
                 thread::sleep(Duration::from_millis(20));
-                channel.reading(|| receiver.recv().unwrap());
+                channel.reads(true);
+                receiver.recv().unwrap();
             })
         };
-        while lock(&channel.readers).last.is_none() {
+        while lock(&channel.reader).last.is_none() {
             thread::yield_now();
         }
         channel.await_reader();
-        assert_eq!(lock(&channel.readers).inside, 1);
+        assert!(lock(&channel.reader).inside);
         sender.send(()).unwrap();
         reader.join().unwrap();
     }

@@ -12,13 +12,14 @@ use xwarp_verbs::{
 };
 
 use super::{
-    id::{Id, Inner, Sharing, Stage},
+    id::{self, Id, Inner, Sharing, Stage},
     options, parking,
 };
 use crate::{
     abi::cm::rdma_conn_param,
     boundary::{self, Handle, In},
     failure::{self, minus_one},
+    sleep::uncancelled,
     verbs::qp::Qp,
     wait::lock,
 };
@@ -93,7 +94,7 @@ pub fn listen(id: Handle<Id>, backlog: c_int) -> Result<(), Errno> {
 }
 
 pub extern "C" fn rdma_listen(id: Handle<Id>, backlog: c_int) -> c_int {
-    minus_one(listen(id, backlog))
+    minus_one(uncancelled(|| listen(id, backlog)))
 }
 
 /// Connects or accepts with `begin`, with the program's queue pair and parameters.
@@ -103,29 +104,37 @@ fn establish(
     begin: impl FnOnce(&CmId, &QueuePair, Parameters) -> Result<(), CmError>,
 ) -> Result<(), Errno> {
     let id = id.object()?;
-    {
-        let mut inner = lock(&id.inner);
-        let parameters = Parameters::of(parameters, &inner);
-        let qp = parameters.qp(&inner)?;
-        let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
-        begin(&end.cm, &qp.qp, parameters).map_err(|error| failure::cm(&error))?;
-        inner.qp = Arc::downgrade(&qp);
-        inner.stage = Stage::Connecting;
-        id.show_addresses(&inner);
-    }
-    id.complete()
+    let mut inner = lock(&id.inner);
+    let parameters = Parameters::of(parameters, &inner);
+    let qp = parameters.qp(&inner)?;
+    let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+    begin(&end.cm, &qp.qp, parameters).map_err(|error| failure::cm(&error))?;
+    inner.qp = Arc::downgrade(&qp);
+    inner.stage = Stage::Connecting;
+    id.show_addresses(&inner);
+    Ok(())
 }
 
-pub extern "C" fn rdma_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
-    minus_one(establish(id, parameters, |cm, qp, Parameters { private_data, ird, ord, .. }| {
+pub extern "C-unwind" fn rdma_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
+    if begin_connect(id, parameters) == 0 { id::complete(id) } else { -1 }
+}
+
+extern "C" fn begin_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
+    let begin = |cm: &CmId, qp: &QueuePair, Parameters { private_data, ird, ord, .. }| {
         cm.connect(qp, ConnectOptions { private_data, ird, ord, framing: None, close_with_peer: true })
-    }))
+    };
+    minus_one(uncancelled(|| establish(id, parameters, begin)))
 }
 
-pub extern "C" fn rdma_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
-    minus_one(establish(id, parameters, |cm, qp, Parameters { private_data, ird, ord, .. }| {
+pub extern "C-unwind" fn rdma_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
+    if begin_accept(id, parameters) == 0 { id::complete(id) } else { -1 }
+}
+
+extern "C" fn begin_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
+    let begin = |cm: &CmId, qp: &QueuePair, Parameters { private_data, ird, ord, .. }| {
         cm.accept(qp, AcceptOptions { private_data, ird, ord, close_with_peer: true })
-    }))
+    };
+    minus_one(uncancelled(|| establish(id, parameters, begin)))
 }
 
 pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c_int {
@@ -141,18 +150,17 @@ pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c
 }
 
 /// Posted work is sent first. The event follows when both directions are closed.
-pub extern "C" fn rdma_disconnect(id: Handle<Id>) -> c_int {
-    minus_one(disconnect(id))
+pub extern "C-unwind" fn rdma_disconnect(id: Handle<Id>) -> c_int {
+    if begin_disconnect(id) == 0 { id::complete(id) } else { -1 }
 }
 
-pub fn disconnect(id: Handle<Id>) -> Result<(), Errno> {
-    let id = id.object()?;
-    {
+extern "C" fn begin_disconnect(id: Handle<Id>) -> c_int {
+    minus_one(uncancelled(|| {
+        let id = id.object()?;
         let inner = lock(&id.inner);
         let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
-        end.cm.disconnect().map_err(|error| failure::cm(&error))?;
-    }
-    id.complete()
+        end.cm.disconnect().map_err(|error| failure::cm(&error))
+    }))
 }
 
 /// Reports InfiniBand's "communication established", which iWARP does not have. As in the kernel, an error without a

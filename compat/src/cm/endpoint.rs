@@ -19,6 +19,7 @@ use crate::{
     },
     boundary::{Handle, In, Object as _, Out},
     failure::minus_one,
+    sleep::{Attempt, Next, cancellable, uncancelled},
     verbs::{
         channel::{CompChannel, ibv_destroy_comp_channel},
         context::Context,
@@ -204,7 +205,7 @@ pub extern "C" fn rdma_create_ep(
         }
         made
     };
-    minus_one(create())
+    minus_one(uncancelled(create))
 }
 
 /// A passive endpoint is bound; an active one is resolved and has a queue pair.
@@ -224,8 +225,10 @@ fn prepare(
         });
         return Ok(());
     }
-    resolve::resolve_address(handle, source, In::of(info.ai_dst_addr.cast_const()), RESOLVE_MS)?;
-    resolve::resolve_route(handle)?;
+    resolve::resolve_address(id, source, In::of(info.ai_dst_addr.cast_const()), RESOLVE_MS)?;
+    id.complete()?;
+    resolve::resolve_route(id)?;
+    id.complete()?;
     if let Some(mut attributes) = init.read() {
         attributes.qp_type = info.ai_qp_type;
         create_plain_qp(id, pd, &mut attributes)?;
@@ -247,13 +250,20 @@ pub extern "C" fn rdma_destroy_ep(id: Handle<Id>) {
 }
 
 /// Waits for a request at a synchronous listener; the new identifier is synchronous too.
-pub extern "C" fn rdma_get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_id>) -> c_int {
+pub extern "C-unwind" fn rdma_get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_id>) -> c_int {
+    cancellable(|| get_request(listener, out))
+}
+
+extern "C" fn get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_id>) -> Attempt {
     let get = || {
         let listener = listener.object()?;
         if lock(&listener.inner).stage != Stage::Listening {
             return Err(Errno::EINVAL);
         }
-        let found = listener.await_event(false)?.ok_or(Errno::EINVAL)?;
+        let found = match listener.next_event(false)?.ok_or(Errno::EINVAL)? {
+            Next::Found(found) => found,
+            Next::Sleep(units) => return Ok(Next::Sleep(units)),
+        };
         if found.kind() != crate::abi::cm::event::CONNECT_REQUEST {
             return Err(Errno::EINVAL);
         }
@@ -264,7 +274,7 @@ pub extern "C" fn rdma_get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_i
         }
         id::rdma_migrate_id(request, Handle::NULL);
         id.take_event(&listener);
-        out.write(id.c_ptr())
+        out.write(id.c_ptr()).map(Next::Found)
     };
-    minus_one(get())
+    Attempt::of(get)
 }

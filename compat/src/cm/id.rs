@@ -28,6 +28,7 @@ use crate::{
     },
     boundary::{self, CPart, Handle, Object as _, Out, object, zeroed},
     failure::{self, minus_one},
+    sleep::{Attempt, Next, cancellable, uncancelled, wait},
     verbs::{context::Context, qp::Qp},
     wait::{Unacknowledged, lock},
 };
@@ -308,18 +309,28 @@ impl Id {
 
     /// A synchronous call waits for its event, whose failure is the call's.
     pub fn complete(&self) -> Result<(), Errno> {
+        wait(|| self.completed())
+    }
+
+    /// Whether a synchronous call has its event, or how to wait for it. A call for an rsocket waits even when the program has made the
+    /// descriptor non-blocking.
+    fn completed(&self) -> Result<Next<()>, Errno> {
         let always = lock(&self.inner).is_rsocket;
-        let Some(found) = self.await_event(always)? else { return Ok(()) };
+        let found = match self.next_event(always)? {
+            None => return Ok(Next::Found(())),
+            Some(Next::Sleep(units)) => return Ok(Next::Sleep(units)),
+            Some(Next::Found(found)) => found,
+        };
         match (found.kind(), found.status()) {
             (event::REJECTED, _) => Err(Errno::ECONNREFUSED),
-            (_, 0) => Ok(()),
+            (_, 0) => Ok(Next::Found(())),
             (_, status) => Err(Errno::from_raw(status.abs())),
         }
     }
 
     /// The next event of a synchronous identifier, which keeps it until the next call that waits; `None` for an asynchronous one.
     /// `always`: waits for it even when the program has made the descriptor non-blocking.
-    pub fn await_event(&self, always: bool) -> Result<Option<Arc<CmEvent>>, Errno> {
+    pub fn next_event(&self, always: bool) -> Result<Option<Next<Arc<CmEvent>>>, Errno> {
         let channel = {
             let mut inner = lock(&self.inner);
             if !inner.is_sync {
@@ -328,11 +339,13 @@ impl Id {
             self.forget_event(&mut inner);
             Arc::clone(&inner.channel)
         };
-        let found = channel.next(always)?;
-        let handle = Handle::publish(Arc::clone(&found));
-        lock(&self.inner).event = Some(handle);
-        self.c.update(|c| c.event = handle.as_ptr());
-        Ok(Some(found))
+        let next = channel.next(always)?;
+        if let Next::Found(found) = &next {
+            let handle = Handle::publish(Arc::clone(found));
+            lock(&self.inner).event = Some(handle);
+            self.c.update(|c| c.event = handle.as_ptr());
+        }
+        Ok(Some(next))
     }
 
     fn forget_event(&self, inner: &mut Inner) {
@@ -397,6 +410,21 @@ pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// The rest of a synchronous call that has begun: waits for its event.
+pub fn complete(id: Handle<Id>) -> c_int {
+    cancellable(|| try_complete(id))
+}
+
+extern "C" fn try_complete(id: Handle<Id>) -> Attempt {
+    Attempt::of(|| {
+        id.object().and_then(|id| {
+            // The frames of the distribution's rsockets below ours may not be unwound.
+            let is_rsocket = lock(&id.inner).is_rsocket;
+            if is_rsocket { id.complete().map(Next::Found) } else { id.completed() }
+        })
+    })
+}
+
 pub extern "C" fn rdma_create_id(
     channel: Handle<Channel>,
     out: Out<*mut rdma_cm_id>,
@@ -406,7 +434,7 @@ pub extern "C" fn rdma_create_id(
     if out.is_null() {
         return minus_one(Err(Errno::EINVAL));
     }
-    minus_one(create(channel, context, ps).and_then(|id| out.write(id.c_ptr())))
+    minus_one(uncancelled(|| create(channel, context, ps)).and_then(|id| out.write(id.c_ptr())))
 }
 
 /// A new identifier, on `channel` or on one of its own.
@@ -421,7 +449,7 @@ pub fn create(channel: Handle<Channel>, context: *mut c_void, ps: c_int) -> Resu
 }
 
 pub extern "C" fn rdma_destroy_id(id: Handle<Id>) -> c_int {
-    minus_one(destroy(id))
+    minus_one(uncancelled(|| destroy(id)))
 }
 
 pub extern "C" fn rdma_migrate_id(id: Handle<Id>, channel: Handle<Channel>) -> c_int {

@@ -10,13 +10,14 @@ use std::{
 use nix::errno::Errno;
 
 use super::{
-    id::{Id, Inner, Sharing, Stage},
+    id::{self, Id, Inner, Sharing, Stage},
     parking,
 };
 use crate::{
     abi::{cm::sockaddr, device::ibv_context},
     boundary::{self, Handle, In, Object as _, Out},
     failure::{self, minus_one},
+    sleep::uncancelled,
     verbs::{
         context::Context,
         device::{self, Port, free_list, ports},
@@ -202,7 +203,7 @@ impl Id {
 }
 
 pub extern "C" fn rdma_bind_addr(id: Handle<Id>, address: In<sockaddr>) -> c_int {
-    minus_one(bind(id, address))
+    minus_one(uncancelled(|| bind(id, address)))
 }
 
 pub fn bind(id: Handle<Id>, address: In<sockaddr>) -> Result<(), Errno> {
@@ -214,45 +215,54 @@ fn milliseconds(limit: c_int) -> Duration {
     Duration::from_millis(u64::try_from(limit).unwrap_or(0))
 }
 
-pub extern "C" fn rdma_resolve_addr(
+pub extern "C-unwind" fn rdma_resolve_addr(
     id: Handle<Id>,
     source: In<sockaddr>,
     peer: In<sockaddr>,
     limit_ms: c_int,
 ) -> c_int {
-    minus_one(resolve_address(id, source, peer, limit_ms))
+    if begin_resolve(id, source, peer, limit_ms) == 0 { id::complete(id) } else { -1 }
 }
 
-pub fn resolve_address(
+extern "C" fn begin_resolve(
     id: Handle<Id>,
     source: In<sockaddr>,
     peer: In<sockaddr>,
     limit_ms: c_int,
+) -> c_int {
+    minus_one(uncancelled(|| resolve_address(&id.object()?, source, peer, limit_ms)))
+}
+
+/// Begins to resolve an address; the caller completes the step.
+pub fn resolve_address(
+    id: &Arc<Id>,
+    source: In<sockaddr>,
+    peer: In<sockaddr>,
+    limit_ms: c_int,
 ) -> Result<(), Errno> {
-    let id = id.object()?;
     let peer = boundary::read_address(peer).ok_or(Errno::EINVAL)?;
-    id.resolve(boundary::read_address(source), peer, milliseconds(limit_ms))?;
-    id.complete()
+    id.resolve(boundary::read_address(source), peer, milliseconds(limit_ms))
 }
 
 /// With iWARP the route is known with the address.
-pub extern "C" fn rdma_resolve_route(id: Handle<Id>, _limit_ms: c_int) -> c_int {
-    minus_one(resolve_route(id))
+pub extern "C-unwind" fn rdma_resolve_route(id: Handle<Id>, _limit_ms: c_int) -> c_int {
+    if begin_route(id) == 0 { id::complete(id) } else { -1 }
 }
 
-pub fn resolve_route(id: Handle<Id>) -> Result<(), Errno> {
-    let id = id.object()?;
-    {
-        let inner = lock(&id.inner);
-        let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
-        end.cm.resolve_route().map_err(|error| failure::cm(&error))?;
-    }
-    id.complete()
+extern "C" fn begin_route(id: Handle<Id>) -> c_int {
+    minus_one(id.object().and_then(|id| resolve_route(&id)))
+}
+
+/// Begins to resolve a route; the caller completes the step.
+pub fn resolve_route(id: &Id) -> Result<(), Errno> {
+    let inner = lock(&id.inner);
+    let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+    end.cm.resolve_route().map_err(|error| failure::cm(&error))
 }
 
 pub extern "C" fn rdma_get_devices(number: Out<c_int>) -> *mut *mut ibv_context {
     number.write_if_wanted(0);
-    match all_contexts() {
+    match uncancelled(all_contexts) {
         Ok(contexts) => {
             number.write_if_wanted(c_int::try_from(contexts.len()).unwrap_or(c_int::MAX));
             device::list(&contexts.iter().map(|context| context.c_ptr()).collect::<Vec<_>>())

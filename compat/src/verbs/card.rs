@@ -2,8 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    io::{self, Write as _},
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, Weak, mpsc},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -37,7 +42,30 @@ pub struct Card {
     pairing: Mutex<Option<Pairing>>,
     pub device: Device,
     pub port: Arc<Port>,
+    /// Apart from the card, because the engine uses it, which must not drop the card.
+    pub end: Arc<End>,
     names: Mutex<Names>,
+}
+
+/// The end of a device, which is reported once on standard error.
+pub struct End {
+    interface: String,
+    has_come: AtomicBool,
+}
+
+impl End {
+    /// The device has ended.
+    pub fn come(&self) {
+        if !self.has_come.swap(true, Ordering::SeqCst) {
+            let name = &self.interface;
+            let text = format!(
+                "xwarp: the device {name} has ended, because its interface was removed, its xwarpd has ended, or its engine \
+                 failed: its connections are closed, and the posted requests fail\n"
+            );
+            // One write, which lines of other processes do not cut.
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+    }
 }
 
 /// Objects by the identifiers in events and programs.
@@ -74,6 +102,7 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
     let card = Arc::new(Card {
         device,
         port: Arc::clone(port),
+        end: Arc::new(End { interface: port.name.clone(), has_come: AtomicBool::new(false) }),
         names: Mutex::new(Names { last_number: FIRST_NUMBER, ..Names::default() }),
         pairing: Mutex::default(),
     });
@@ -105,6 +134,21 @@ fn close_all() {
 }
 
 impl Card {
+    /// Runs the engine by `attend` for a call that waits for an event. After the end of the device, such a call gets what `poll` still finds,
+    /// and `EIO` then, as from a kernel device that was removed.
+    pub fn attend<T>(
+        &self,
+        poll: impl FnOnce() -> Option<T>,
+        attend: impl FnOnce() -> io::Result<Option<T>>,
+    ) -> io::Result<Option<T>> {
+        if !self.end.has_come.load(Ordering::SeqCst) {
+            return attend();
+        }
+        // The requests are flushed under the engine's lock: after this, the notifications for them are there.
+        self.device.progress();
+        poll().map(Some).ok_or_else(|| Errno::EIO.into())
+    }
+
     /// A number for a new queue pair, for programs and peers: 24 bits, and neither 0 nor 1.
     pub fn qp_number(&self) -> u32 {
         let mut names = lock(&self.names);

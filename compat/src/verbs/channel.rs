@@ -6,14 +6,15 @@ use std::{
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::CompletionChannel;
+use xwarp_verbs::{CompletionChannel, CqNotification};
 
 use super::{context::Context, cq::Cq};
 use crate::{
     abi::{device::ibv_comp_channel, queue::ibv_cq},
     boundary::{CPart, Handle, Object as _, Out, object},
-    failure::{self, minus_one, number},
-    wait::Readable,
+    failure::{self, number},
+    sleep::{Attempt, Next, Sleepers, Wait, cancellable},
+    wait::{Readable, lock},
 };
 
 /// A completion channel.
@@ -21,6 +22,7 @@ pub struct CompChannel {
     c: CPart<ibv_comp_channel>,
     pub channel: CompletionChannel,
     fd: Readable,
+    sleepers: Arc<Sleepers>,
     context: Arc<Context>,
 }
 
@@ -31,8 +33,12 @@ impl CompChannel {
         let system = |error: std::io::Error| failure::io(&error);
         let channel = CompletionChannel::new().map_err(system)?;
         let fd = Readable::of(&channel).map_err(system)?;
+        let sleepers = Sleepers::new()?;
+        let awake = Arc::clone(&sleepers);
+        channel.set_hook(move || awake.wake());
+        lock(&context.owned).add_channel(&sleepers);
         let c = CPart::new(ibv_comp_channel { context: context.c_ptr(), fd: fd.number(), refcnt: 0 });
-        Ok(Arc::new(Self { c, channel, fd, context: Arc::clone(context) }))
+        Ok(Arc::new(Self { c, channel, fd, sleepers, context: Arc::clone(context) }))
     }
 
     /// Counts the queues that notify here.
@@ -40,22 +46,16 @@ impl CompChannel {
         self.c.update(|c| c.refcnt += change);
     }
 
-    /// The queue of the next notification, which counts as unacknowledged.
-    fn next(&self) -> Result<Arc<Cq>, Errno> {
-        loop {
-            let mut notification = self.channel.poll();
-            if notification.is_none() {
-                if self.fd.is_nonblocking() {
-                    return Err(Errno::EAGAIN);
-                }
-                let waited = self.context.card.device.wait_notification(&self.channel, None);
-                notification = waited.map_err(|error| failure::io(&error))?;
-            }
-            // Notifications of a queue that is destroyed were removed from the channel.
-            if let Some(cq) = notification.and_then(|found| self.context.card.cq_of_event(found.cq)) {
-                return Ok(cq);
-            }
-        }
+    /// The queue of the next notification, which counts as unacknowledged, or how to wait for it.
+    fn next(&self) -> Result<Next<Arc<Cq>>, Errno> {
+        let card = &self.context.card;
+        // Notifications of a queue that is destroyed were removed from the channel.
+        let queue = |found: CqNotification| card.cq_of_event(found.cq);
+        let poll = || std::iter::from_fn(|| self.channel.poll()).find_map(queue);
+        let attend = |limit| {
+            card.attend(poll, || Ok(card.device.attend_notification(&self.channel, limit)?.and_then(queue)))
+        };
+        Wait { fd: Some(&self.fd), sleepers: &self.sleepers, poll, attend }.next()
     }
 }
 
@@ -63,17 +63,27 @@ pub extern "C" fn ibv_destroy_comp_channel(channel: Handle<CompChannel>) -> c_in
     number(channel.withdraw_unused().map(drop))
 }
 
-pub extern "C" fn ibv_get_cq_event(
+pub extern "C-unwind" fn ibv_get_cq_event(
     channel: Handle<CompChannel>,
     cq: Out<*mut ibv_cq>,
     cq_context: Out<*mut c_void>,
 ) -> c_int {
-    let get = || {
-        let found = channel.object()?.next()?;
-        cq.write(found.c_ptr())?;
-        cq_context.write(found.c_context())
+    cancellable(|| get_cq_event(channel, cq, cq_context))
+}
+
+extern "C" fn get_cq_event(
+    channel: Handle<CompChannel>,
+    cq: Out<*mut ibv_cq>,
+    cq_context: Out<*mut c_void>,
+) -> Attempt {
+    let get = || match channel.object()?.next()? {
+        Next::Sleep(units) => Ok(Next::Sleep(units)),
+        Next::Found(found) => {
+            cq.write(found.c_ptr())?;
+            cq_context.write(found.c_context()).map(Next::Found)
+        }
     };
-    minus_one(get())
+    Attempt::of(get)
 }
 
 pub extern "C" fn ibv_ack_cq_events(cq: Handle<Cq>, number: c_uint) {

@@ -21,6 +21,7 @@ use crate::{
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     config::config,
     failure::{self, minus_one, number, pointer},
+    sleep::{Sleepers, uncancelled},
     wait::{Readable, lock},
 };
 
@@ -41,6 +42,8 @@ pub struct Context {
     pub card: Arc<Card>,
     pub async_events: AsyncEvents,
     pub async_fd: Readable,
+    /// Threads that wait for an asynchronous event.
+    pub sleepers: Arc<Sleepers>,
     /// Its objects that have asynchronous events.
     pub owned: Arc<Mutex<Owned>>,
     /// The protection domain of the connection manager's identifiers without one.
@@ -55,10 +58,20 @@ impl Context {
         let owned: Arc<Mutex<Owned>> = Arc::default();
         let wanted = {
             let owned = Arc::clone(&owned);
-            move |event: &AsyncEvent| lock(&owned).concerns(event)
+            let end = Arc::clone(&card.end);
+            move |event: &AsyncEvent| {
+                if *event == AsyncEvent::DeviceFatal {
+                    end.come();
+                    lock(&owned).device_ends();
+                }
+                lock(&owned).concerns(event)
+            }
         };
         let async_events = card.device.subscribe_async_events(wanted).map_err(|error| failure::io(&error))?;
         let async_fd = Readable::of(&async_events).map_err(|error| failure::io(&error))?;
+        let sleepers = Sleepers::new()?;
+        let awake = Arc::clone(&sleepers);
+        async_events.set_hook(move || awake.wake());
         let mut c: verbs_context = zeroed();
         c.query_port = entry!(query_port);
         c.alloc_parent_domain = entry!(memory::alloc_parent_domain);
@@ -83,7 +96,8 @@ impl Context {
         c.context.ops.post_send = entry!(post::post_send);
         c.context.ops.post_recv = entry!(post::post_recv);
         let default_pd = Mutex::default();
-        let context = Arc::new(Self { c: CPart::new(c), card, async_events, async_fd, owned, default_pd });
+        let c = CPart::new(c);
+        let context = Arc::new(Self { c, card, async_events, async_fd, sleepers, owned, default_pd });
         Handle::publish(Arc::clone(&context));
         Ok(context)
     }
@@ -175,11 +189,12 @@ impl Context {
 }
 
 pub extern "C" fn ibv_open_device(device: Handle<Port>) -> Handle<Context> {
-    pointer(device.object().and_then(|port| Context::open(&port)).map(|context| Handle::of(context.c_ptr())))
+    let opened = uncancelled(|| Context::open(&device.object()?));
+    pointer(opened.map(|context| Handle::of(context.c_ptr())))
 }
 
 pub extern "C" fn ibv_close_device(context: Handle<Context>) -> c_int {
-    number(context.withdraw().map(drop))
+    number(uncancelled(|| context.withdraw().map(drop)))
 }
 
 pub extern "C" fn ibv_query_device(context: Handle<Context>, out: Out<ibv_device_attr>) -> c_int {

@@ -14,6 +14,7 @@ use crate::{
     abi::device::{NODE_RNIC, SYSFS_NAME_MAX, ibv_device},
     boundary::{CPart, Handle, Object as _, Out, object},
     config::config,
+    sleep::uncancelled,
     wait::lock,
 };
 
@@ -162,7 +163,7 @@ pub fn free_list<T>(list: *mut *mut T) {
 
 pub extern "C" fn ibv_get_device_list(number: Out<c_int>) -> *mut *mut ibv_device {
     number.write_if_wanted(0);
-    match ports() {
+    match uncancelled(ports) {
         Ok(ports) => {
             number.write_if_wanted(c_int::try_from(ports.len()).unwrap_or(c_int::MAX));
             list(&ports.iter().map(|port| port.c_ptr()).collect::<Vec<_>>())

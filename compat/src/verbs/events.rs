@@ -1,6 +1,11 @@
 //! Asynchronous events.
 
-use std::{collections::BTreeSet, ffi::c_int, ptr};
+use std::{
+    collections::BTreeSet,
+    ffi::c_int,
+    ptr,
+    sync::{Arc, Weak},
+};
 
 use nix::errno::Errno;
 use xwarp_verbs::{AsyncEvent, CloseReason, CqId, QpFault, QpId, SrqId};
@@ -9,7 +14,7 @@ use super::{context::Context, cq::Cq, qp::Qp, srq::Srq};
 use crate::{
     abi::device::{event, ibv_async_event},
     boundary::{Handle, In, Object as _, Out},
-    failure::{self, minus_one},
+    sleep::{Attempt, Next, Sleepers, Wait, cancellable},
 };
 
 /// Layers of RFC 5040 figure 8.
@@ -35,9 +40,22 @@ pub struct Owned {
     pub qps: BTreeSet<QpId>,
     pub cqs: BTreeSet<CqId>,
     pub srqs: BTreeSet<SrqId>,
+    /// Those who wait at its completion channels.
+    channels: Vec<Weak<Sleepers>>,
 }
 
 impl Owned {
+    /// Adds a completion channel, whose waiters learn the end of the device.
+    pub fn add_channel(&mut self, sleepers: &Arc<Sleepers>) {
+        self.channels.retain(|channel| channel.strong_count() > 0);
+        self.channels.push(Arc::downgrade(sleepers));
+    }
+
+    /// The device has ended: the calls that wait at completion channels return.
+    pub fn device_ends(&self) {
+        self.channels.iter().filter_map(Weak::upgrade).for_each(|sleepers| sleepers.wake());
+    }
+
     /// Whether an event is the context's: of one of its objects, or of the device.
     pub fn concerns(&self, event: &AsyncEvent) -> bool {
         match event {
@@ -86,21 +104,26 @@ fn poll(context: &Context) -> Option<ibv_async_event> {
     std::iter::from_fn(|| context.async_events.poll()).find_map(|found| translate(context, &found))
 }
 
-fn next(context: &Context) -> Result<ibv_async_event, Errno> {
-    loop {
-        if let Some(event) = poll(context) {
-            return Ok(event);
-        }
-        if context.async_fd.is_nonblocking() {
-            return Err(Errno::EAGAIN);
-        }
-        context.card.device.wait(&context.async_fd, None).map_err(|error| failure::io(&error))?;
-    }
+fn next(context: &Context) -> Result<Next<ibv_async_event>, Errno> {
+    let fd = &context.async_fd;
+    let poll = || poll(context);
+    let attend = |limit| {
+        let card = &context.card;
+        card.attend(poll, || card.device.attend(fd, limit).map(|_| None))
+    };
+    Wait { fd: Some(fd), sleepers: &context.sleepers, poll, attend }.next()
 }
 
-pub extern "C" fn ibv_get_async_event(context: Handle<Context>, out: Out<ibv_async_event>) -> c_int {
-    let get = || out.write(next(&*context.object()?)?);
-    minus_one(get())
+pub extern "C-unwind" fn ibv_get_async_event(context: Handle<Context>, out: Out<ibv_async_event>) -> c_int {
+    cancellable(|| get_async_event(context, out))
+}
+
+extern "C" fn get_async_event(context: Handle<Context>, out: Out<ibv_async_event>) -> Attempt {
+    let get = || match next(&*context.object()?)? {
+        Next::Sleep(units) => Ok(Next::Sleep(units)),
+        Next::Found(event) => out.write(event).map(Next::Found),
+    };
+    Attempt::of(get)
 }
 
 pub extern "C" fn ibv_ack_async_event(event: In<ibv_async_event>) {

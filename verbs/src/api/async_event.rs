@@ -89,6 +89,10 @@ impl<T> BellQueue<T> {
         taken
     }
 
+    pub(super) fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.bell.set_hook(hook);
+    }
+
     /// Makes the descriptor of an empty queue unreadable.
     fn fit(&self, entries: &mut Entries<T>) {
         if entries.waiting.is_empty() && std::mem::take(&mut entries.rung) {
@@ -156,6 +160,12 @@ impl AsyncQueue {
 pub struct AsyncEvents(Arc<BellQueue<AsyncEvent>>);
 
 impl AsyncEvents {
+    /// Calls `hook` after each event that is queued, beside making the descriptor readable. For a caller that sleeps in another way than
+    /// on the descriptor. `hook` runs while the device is locked and must not call verbs; of several hooks, the first one stays.
+    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.0.set_hook(hook);
+    }
+
     /// The oldest waiting event, without blocking.
     pub fn poll(&self) -> Option<AsyncEvent> {
         self.0.pop()

@@ -82,6 +82,12 @@ impl CompletionChannel {
         Ok(Self(Arc::new(BellQueue::new()?)))
     }
 
+    /// Calls `hook` after each notification that is queued, beside making the descriptor readable. For a caller that sleeps in another way than
+    /// on the descriptor. `hook` runs while the device is locked and must not call verbs; of several hooks, the first one stays.
+    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.0.set_hook(hook);
+    }
+
     /// The oldest notification, without blocking.
     pub fn poll(&self) -> Option<CqNotification> {
         self.0.pop()

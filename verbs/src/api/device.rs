@@ -27,7 +27,7 @@ use super::{
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, SharedEngine},
-    sleep::{Awaited, Led, Slept, Waits, drive},
+    sleep::{Awaited, Led, OrSignal, Slept, Waits, drive},
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
@@ -451,6 +451,33 @@ impl Device {
     ) -> io::Result<Option<CqNotification>> {
         let only = (!self.engines().are_several()).then_some(0);
         self.wait_for(only, channel, limit)
+    }
+
+    /// Runs the engine until `fd` is readable, at most for `limit`; returns whether it is. Unlike [`wait`](Self::wait), returns at once
+    /// where another thread runs the engine: the caller then waits in another way. Fails with [`io::ErrorKind::Interrupted`] when a
+    /// signal handler has run meanwhile.
+    pub fn attend(&self, fd: impl AsFd, limit: Duration) -> io::Result<bool> {
+        Ok(self.attend_for(&fd.as_fd(), limit)?.is_some())
+    }
+
+    /// Like [`attend`](Self::attend), for a notification on `channel`, which is returned.
+    pub fn attend_notification(
+        &self,
+        channel: &CompletionChannel,
+        limit: Duration,
+    ) -> io::Result<Option<CqNotification>> {
+        self.attend_for(channel, limit)
+    }
+
+    fn attend_for<A: Awaited>(&self, awaited: &A, limit: Duration) -> io::Result<Option<A::Event>> {
+        if let Some(failure) = self.shared().failure() {
+            return Err(failure.clone().into());
+        }
+        let only = (!self.engines().are_several()).then_some(0);
+        match self.lead(only, &OrSignal(awaited), Some(limit))? {
+            Led::Found(found) => Ok(Some(found)),
+            Led::TimedOut | Led::Elsewhere => Ok(None),
+        }
     }
 
     /// Waits for an event that the engine `only` will cause.

@@ -68,6 +68,9 @@ pub(crate) trait Awaited {
     /// The event, if it is there. `readable`: the descriptor was just found to be readable.
     fn take(&self, readable: bool) -> io::Result<Option<Self::Event>>;
 
+    /// Whether a signal handler that runs meanwhile ends the wait, with [`io::ErrorKind::Interrupted`].
+    const ENDS_AT_SIGNAL: bool = false;
+
     /// A queue whose descriptor may stay in the set between two waits: the kernel removes it when the queue is freed.
     fn kept(&self) -> Option<Weak<BellQueue<CqNotification>>> {
         None
@@ -103,6 +106,31 @@ impl Awaited for CompletionChannel {
 
     fn kept(&self) -> Option<Weak<BellQueue<CqNotification>>> {
         Some(Arc::downgrade(&self.0))
+    }
+}
+
+/// The same, and a signal handler that runs meanwhile.
+pub(crate) struct OrSignal<'a, A>(pub(crate) &'a A);
+
+impl<A: Awaited> Awaited for OrSignal<'_, A> {
+    type Event = A::Event;
+
+    const ENDS_AT_SIGNAL: bool = true;
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+
+    fn attend(&self) {
+        self.0.attend();
+    }
+
+    fn take(&self, readable: bool) -> io::Result<Option<A::Event>> {
+        self.0.take(readable)
+    }
+
+    fn kept(&self) -> Option<Weak<BellQueue<CqNotification>>> {
+        self.0.kept()
     }
 }
 
@@ -272,6 +300,9 @@ impl Waits {
         loop {
             let left = end.map(|end| end.since(shared.clock.now()));
             let woken = self.front.set.wait(left)?;
+            if woken.interrupted && A::ENDS_AT_SIGNAL {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             if !woken.shared && !woken.bell {
                 if woken.own
                     && let Some(found) = awaited.take(true)?
@@ -292,6 +323,13 @@ impl Waits {
                     shared.doorbell.ring();
                 }
                 return Ok(Led::Found(found));
+            }
+            // Whoever waits for a signal as well sleeps elsewhere after its limit, also while frames keep coming.
+            if A::ENDS_AT_SIGNAL && left.is_some_and(|left| left.is_zero()) {
+                if rest {
+                    shared.doorbell.ring();
+                }
+                return Ok(Led::TimedOut);
             }
             // The descriptors of a removed interface, and the bell of a failure, stay readable.
             if shared.failed() || shared.interface_gone() {

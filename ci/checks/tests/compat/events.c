@@ -310,13 +310,44 @@ static void removal_server(struct end *end)
 	leave(end);
 }
 
+/* Those who wait for the events of a device return when it has ended. */
+static void *await_async(void *context)
+{
+	struct ibv_async_event event;
+	int fatal = 0;
+
+	while (ibv_get_async_event(context, &event) == 0) {
+		fatal += event.event_type == IBV_EVENT_DEVICE_FATAL;
+		ibv_ack_async_event(&event);
+	}
+	EXPECT(errno, EIO);
+	EXPECT(fatal, 1);
+	return NULL;
+}
+
+static void *await_completions(void *channel)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	EXPECT(ibv_get_cq_event(channel, &cq, &context), -1);
+	EXPECT(errno, EIO);
+	return NULL;
+}
+
 static void removal_client(struct end *end, const char *address)
 {
+	struct ibv_comp_channel *channel;
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *bound;
 	struct destruction of;
+	pthread_t waits[2];
 
 	connect_from(end, address);
+	CHECK(channel = ibv_create_comp_channel(end->id->verbs));
+	EXPECT(pthread_create(&waits[0], NULL, await_async, end->id->verbs), 0);
+	EXPECT(pthread_create(&waits[1], NULL, await_completions, channel), 0);
+	usleep(MOMENT_US);
 	CHECK(rdma_create_id(end->channel, &bound, NULL, RDMA_PS_TCP) == 0);
 	{
 		struct sockaddr_storage any_port;
@@ -344,6 +375,9 @@ static void removal_client(struct end *end, const char *address)
 			break;
 		CHECK(rdma_ack_cm_event(event) == 0);
 	}
+	for (int i = 0; i < 2; i++)
+		EXPECT(pthread_join(waits[i], NULL), 0);
+	EXPECT(ibv_destroy_comp_channel(channel), 0);
 	/* The last event was not acknowledged yet: its identifier's end waits for that. */
 	end->gone = 1;
 	rdma_destroy_qp(end->id);

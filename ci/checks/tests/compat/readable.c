@@ -1,5 +1,6 @@
 /* A channel's descriptor is readable exactly while the blocking call has an event to return: "readable serve" and "readable
-   talk ADDRESS" are the two ends of some connections, which a single-threaded program ends without destroying anything at once. */
+   talk ADDRESS" are the two ends of some connections, which a single-threaded program ends without destroying anything at once.
+   "readable random SEED STEPS [ADDRESS]" is one end of a random history. */
 #include "ends.h"
 
 #include <signal.h>
@@ -106,6 +107,201 @@ static void talk(const char *address)
 	}
 }
 
+/* One end of a random history. */
+#define SLOTS 8
+#define HELD 4
+
+struct slot {
+	struct rdma_cm_id *id;
+	struct ibv_cq *cq;
+};
+
+static struct slot slots[SLOTS];
+static struct rdma_cm_event *held[HELD];
+static struct rdma_event_channel *events;
+static struct ibv_comp_channel *completions;
+static struct ibv_context *context;
+static unsigned int seed;
+static long reported[3];
+
+static int chance(int percent)
+{
+	return rand_r(&seed) % 100 < percent;
+}
+
+static struct slot *slot_of(struct rdma_cm_id *id)
+{
+	for (int i = 0; i < SLOTS; i++)
+		if (slots[i].id == id)
+			return &slots[i];
+	return NULL;
+}
+
+/* Acknowledges the held events that are about `id`; NULL: all. */
+static void acknowledge(struct rdma_cm_id *id)
+{
+	for (int i = 0; i < HELD; i++)
+		if (held[i] && (!id || held[i]->id == id)) {
+			CHECK(rdma_ack_cm_event(held[i]) == 0);
+			held[i] = NULL;
+		}
+}
+
+static void equip_slot(struct slot *slot)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_recv_wr wr = { .wr_id = 1 }, *bad;
+
+	if (!completions)
+		CHECK(completions = ibv_create_comp_channel(context = slot->id->verbs));
+	CHECK(slot->cq = ibv_create_cq(slot->id->verbs, 16, NULL, completions, 0));
+	CHECK(ibv_req_notify_cq(slot->cq, 0) == 0);
+	init.send_cq = init.recv_cq = slot->cq;
+	CHECK(rdma_create_qp(slot->id, NULL, &init) == 0);
+	CHECK(ibv_post_recv(slot->id->qp, &wr, &bad) == 0);
+}
+
+static void destroy_slot(struct slot *slot)
+{
+	acknowledge(slot->id);
+	if (slot->id->qp)
+		rdma_destroy_qp(slot->id);
+	if (slot->cq)
+		EXPECT(ibv_destroy_cq(slot->cq), 0);
+	EXPECT(rdma_destroy_id(slot->id), 0);
+	*slot = (struct slot){ 0 };
+}
+
+/* The program's reaction to an event. Steps that the peer has made impossible may fail. */
+static void react(struct rdma_cm_event *event)
+{
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct slot *slot;
+
+	switch (event->event) {
+	case RDMA_CM_EVENT_ADDR_RESOLVED:
+		CHECK(rdma_resolve_route(event->id, 5000) == 0);
+		break;
+	case RDMA_CM_EVENT_ROUTE_RESOLVED:
+		equip_slot(slot_of(event->id));
+		rdma_connect(event->id, &param);
+		break;
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+		slot = slot_of(NULL);
+		if (!slot || chance(10)) {
+			rdma_reject(event->id, NULL, 0);
+			EXPECT(rdma_destroy_id(event->id), 0);
+			break;
+		}
+		slot->id = event->id;
+		if (chance(90)) {
+			equip_slot(slot);
+			rdma_accept(slot->id, &param);
+		}
+		break;
+	default:
+		CHECK(slot_of(event->id));
+	}
+}
+
+static int readable(int number)
+{
+	struct pollfd fd = { .fd = number, .events = POLLIN };
+
+	return poll(&fd, 1, 0);
+}
+
+/* Reads what is readable: each call must return at once. */
+static void read_one(void)
+{
+	struct rdma_cm_event *event;
+	struct ibv_async_event async;
+	struct ibv_cq *cq;
+	void *its_context;
+	int i;
+
+	alarm(5);
+	if (readable(events->fd)) {
+		CHECK(rdma_get_cm_event(events, &event) == 0);
+		reported[0]++;
+		react(event);
+		for (i = 0; i < HELD && held[i]; i++)
+			;
+		if (i < HELD && chance(30))
+			held[i] = event;
+		else
+			CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	if (context && readable(context->async_fd)) {
+		CHECK(ibv_get_async_event(context, &async) == 0);
+		reported[1]++;
+		ibv_ack_async_event(&async);
+	}
+	if (completions && readable(completions->fd)) {
+		CHECK(ibv_get_cq_event(completions, &cq, &its_context) == 0);
+		reported[2]++;
+		ibv_ack_cq_events(cq, 1);
+		CHECK(ibv_req_notify_cq(cq, 0) == 0);
+	}
+	alarm(0);
+}
+
+static void random_step(struct sockaddr *peer)
+{
+	struct slot *slot = &slots[rand_r(&seed) % SLOTS];
+
+	if (chance(60)) {
+		read_one();
+	} else if (!slot->id) {
+		if (peer) {
+			CHECK(rdma_create_id(events, &slot->id, NULL, RDMA_PS_TCP) == 0);
+			CHECK(rdma_resolve_addr(slot->id, NULL, peer, 5000) == 0);
+		}
+	} else if (chance(30)) {
+		rdma_disconnect(slot->id);
+	} else if (chance(20) && slot->id->qp) {
+		rdma_destroy_qp(slot->id);
+	} else if (chance(30)) {
+		destroy_slot(slot);
+	}
+	if (chance(30))
+		usleep(rand_r(&seed) % 2000);
+	if (chance(5))
+		acknowledge(NULL);
+}
+
+static void histories(const char *address, const char *from, const char *steps)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *info = NULL;
+	struct rdma_cm_id *listener = NULL;
+
+	seed = strtoul(from, NULL, 0);
+	printf("seed %u\n", seed);
+	CHECK(events = rdma_create_event_channel());
+	if (!address) {
+		CHECK(rdma_create_id(events, &listener, NULL, RDMA_PS_TCP) == 0);
+		EXPECT(bind_to(listener, NULL), 0);
+		CHECK(rdma_listen(listener, 16) == 0);
+		say("listening");
+	} else {
+		CHECK(rdma_getaddrinfo(address, PORT, &hints, &info) == 0);
+	}
+	for (int i = 0; i < atoi(steps); i++)
+		random_step(info ? info->ai_dst_addr : NULL);
+	for (int i = 0; i < SLOTS; i++)
+		if (slots[i].id)
+			destroy_slot(&slots[i]);
+	acknowledge(NULL);
+	if (listener)
+		CHECK(rdma_destroy_id(listener) == 0);
+	EXPECT(readable(events->fd), 0);
+	if (completions)
+		EXPECT(readable(completions->fd), 0);
+	while (context && readable(context->async_fd))
+		read_one();
+	printf("events: %ld of connections, %ld asynchronous, %ld of completions\n", reported[0], reported[1], reported[2]);
+}
+
 int main(int argc, char **argv)
 {
 	signal(SIGALRM, blocked);
@@ -113,6 +309,10 @@ int main(int argc, char **argv)
 		serve();
 	else if (argc == 3 && !strcmp(argv[1], "talk"))
 		talk(argv[2]);
+	else if (argc == 4 && !strcmp(argv[1], "random"))
+		histories(NULL, argv[2], argv[3]);
+	else if (argc == 5 && !strcmp(argv[1], "random"))
+		histories(argv[4], argv[2], argv[3]);
 	else
 		return 2;
 	say("done");

@@ -306,6 +306,12 @@ impl EventChannel {
         Ok(Self(Arc::new(ChannelQueue::new(Some(Box::new(wants)))?)))
     }
 
+    /// Calls `hook` after each event that is queued, beside making the descriptor readable. For a caller that sleeps in another way than
+    /// on the descriptor. `hook` runs while the device is locked and must not call verbs; of several hooks, the first one stays.
+    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.0.bell.set_hook(hook);
+    }
+
     /// The oldest waiting event, without blocking.
     pub fn poll(&self) -> Option<Event> {
         loop {
