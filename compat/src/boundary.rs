@@ -40,11 +40,6 @@ impl<T> CPart<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// The address for C programs.
-    pub const fn as_ptr(&self) -> *mut T {
-        self.0.get()
-    }
-
     /// Reads or changes the part. `f` must not reach the same part again.
     pub fn update<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: the cell is alive, and no other reference from Rust exists while `f` runs: callers hold the object's lock, or are
@@ -396,6 +391,24 @@ pub fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     In::of(data.cast::<u8>()).slice(i32::from(len)).to_vec()
 }
 
+/// A copy of `values` in a block of its own, which programs may free by `free()`. Null if there is no memory.
+pub fn c_block<T: Copy>(values: &[T]) -> *mut T {
+    // SAFETY: allocates; the block has room for the values, and is aligned for any type of C.
+    unsafe {
+        let block = libc::calloc(values.len().max(1), size_of::<T>()).cast::<T>();
+        if !block.is_null() {
+            ptr::copy_nonoverlapping(values.as_ptr(), block, values.len());
+        }
+        block
+    }
+}
+
+/// Frees a block of [`c_block`], or another one that the program allocated by `malloc()` and handed over. Null is allowed.
+pub fn c_free<T>(block: *mut T) {
+    // SAFETY: by the contract of the functions that free, the pointer came from one that allocates.
+    unsafe { libc::free(block.cast()) };
+}
+
 /// Whole pages that the library allocated for the program.
 pub struct Pages {
     address: ptr::NonNull<u8>,
@@ -635,7 +648,7 @@ mod tests {
     fn a_pointer_leads_back_to_its_object() {
         let handle = Handle::publish(Arc::new(Sample { number: 7, c: CPart::new(9) }));
         assert_eq!(handle.alive().map(|sample| (sample.number, sample.c.update(|c| *c))), Some((7, 9)));
-        assert_eq!(handle.alive().map(|sample| sample.c.as_ptr()), Some(handle.as_ptr()));
+        assert_eq!(handle.alive().map(|sample| sample.c_ptr()), Some(handle.as_ptr()));
         handle.withdraw().unwrap();
         assert_eq!(handle.object().map(drop), Err(Errno::EINVAL));
     }

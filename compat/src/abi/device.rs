@@ -163,6 +163,8 @@ pub mod access {
     pub const REMOTE_WRITE: u32 = 1 << 1;
     pub const REMOTE_READ: u32 = 1 << 2;
     pub const REMOTE_ATOMIC: u32 = 1 << 3;
+    /// The remote rights: the only ones that a window of type 2 takes.
+    pub const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
     pub const MW_BIND: u32 = 1 << 4;
     pub const ZERO_BASED: u32 = 1 << 5;
     pub const ON_DEMAND: u32 = 1 << 6;

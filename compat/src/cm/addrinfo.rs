@@ -1,31 +1,21 @@
 //! `rdma_getaddrinfo`: names and services to addresses.
 
 use std::{
-    ffi::{c_char, c_int},
+    ffi::c_int,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
-    ptr,
-    sync::Arc,
 };
 
 use nix::errno::Errno;
 
 use crate::{
     abi::{
-        cm::{PS_TCP, rai, rdma_addrinfo, sockaddr, sockaddr_storage, socklen_t},
+        cm::{PS_TCP, rai, rdma_addrinfo, sockaddr, socklen_t},
         queue::QPT_RC,
     },
-    boundary::{self, CPart, Handle, In, Out, Text, object, zeroed},
+    boundary::{self, In, Out, Text, zeroed},
     failure::minus_one,
     sleep::uncancelled,
 };
-
-/// One answer, with the addresses that it points to.
-pub struct AddressInfo {
-    c: CPart<rdma_addrinfo>,
-    addresses: CPart<[sockaddr_storage; 2]>,
-}
-
-object!(AddressInfo: rdma_addrinfo);
 
 fn len(address: SocketAddr) -> socklen_t {
     (if address.is_ipv4() { size_of::<libc::sockaddr_in>() } else { size_of::<libc::sockaddr_in6>() })
@@ -85,39 +75,48 @@ pub extern "C" fn rdma_getaddrinfo(
         } else {
             [given(hints.ai_src_addr), address.or_else(|| given(hints.ai_dst_addr))]
         };
-        out.write(publish(&hints, source, peer).as_ptr())
+        if out.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        out.write(answer(&hints, source, peer)?)
     };
     minus_one(uncancelled(get))
 }
 
-/// The answer to `hints`, whose flags it repeats.
-fn publish(
+/// The answer to `hints`, whose flags it repeats. Each part is a block of its own, as with librdmacm: programs free the answer by
+/// `free()`, or replace an address by one of their own, which [`rdma_freeaddrinfo`] then frees.
+fn answer(
     hints: &rdma_addrinfo,
     source: Option<SocketAddr>,
     peer: Option<SocketAddr>,
-) -> Handle<AddressInfo> {
-    let any = boundary::address(([0; 4], 0).into());
-    let storage = [source, peer].map(|address| address.map_or(any, boundary::address));
+) -> Result<*mut rdma_addrinfo, Errno> {
     let mut c: rdma_addrinfo = zeroed();
     c.ai_flags = hints.ai_flags;
     let first = source.or(peer);
     c.ai_family = if first.is_none_or(|address| address.is_ipv4()) { libc::AF_INET } else { libc::AF_INET6 };
     c.ai_qp_type = if hints.ai_qp_type == 0 { QPT_RC } else { hints.ai_qp_type };
     c.ai_port_space = if hints.ai_port_space == 0 { PS_TCP } else { hints.ai_port_space };
-    let info = Arc::new(AddressInfo { c: CPart::new(c), addresses: CPart::new(storage) });
-    let base = info.addresses.as_ptr().cast::<sockaddr_storage>();
-    info.c.update(|c| {
-        if let Some(source) = source {
-            (c.ai_src_addr, c.ai_src_len) = (base.cast(), len(source));
-        }
-        if let Some(peer) = peer {
-            (c.ai_dst_addr, c.ai_dst_len) = (base.wrapping_add(1).cast(), len(peer));
-        }
-        c.ai_src_canonname = ptr::null_mut::<c_char>();
-    });
-    Handle::publish(info)
+    let block = |address: SocketAddr| boundary::c_block(&[boundary::address(address)]).cast::<sockaddr>();
+    if let Some(source) = source {
+        (c.ai_src_addr, c.ai_src_len) = (block(source), len(source));
+    }
+    if let Some(peer) = peer {
+        (c.ai_dst_addr, c.ai_dst_len) = (block(peer), len(peer));
+    }
+    let found = boundary::c_block(&[c]);
+    if found.is_null() { Err(Errno::ENOMEM) } else { Ok(found) }
 }
 
-pub extern "C" fn rdma_freeaddrinfo(info: Handle<AddressInfo>) {
-    let _ = info.withdraw();
+pub extern "C" fn rdma_freeaddrinfo(info: In<rdma_addrinfo>) {
+    let mut next = info;
+    while let Some(c) = next.read() {
+        boundary::c_free(c.ai_dst_canonname);
+        boundary::c_free(c.ai_dst_addr);
+        boundary::c_free(c.ai_src_canonname);
+        boundary::c_free(c.ai_src_addr);
+        boundary::c_free(c.ai_route);
+        boundary::c_free(c.ai_connect);
+        boundary::c_free(next.as_ptr().cast_mut());
+        next = In::of(c.ai_next.cast_const());
+    }
 }

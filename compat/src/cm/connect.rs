@@ -55,10 +55,12 @@ impl Parameters {
         Self { private_data, ird: ird.min(most_ird), ord: ord.min(most_ord), qp_number }
     }
 
-    /// The identifier's queue pair, else the one in the parameters.
-    fn qp(&self, inner: &Inner) -> Result<Arc<Qp>, Errno> {
-        if let Some(qp) = inner.qp.upgrade() {
-            return Ok(qp);
+    /// The queue pair in the identifier's public field, else the one in the parameters, as in librdmacm: programs move a prepared
+    /// queue pair from one identifier to another by this field.
+    fn qp(&self, id: &Id, inner: &Inner) -> Result<Arc<Qp>, Errno> {
+        let shown = Handle::<Qp>::of(id.c.update(|c| c.qp));
+        if !shown.is_null() {
+            return shown.object();
         }
         let end = inner.ends.first().ok_or(Errno::EINVAL)?;
         end.lane.context.card.qp_by_number(self.qp_number).ok_or(Errno::EINVAL)
@@ -106,7 +108,7 @@ fn establish(
     let id = id.object()?;
     let mut inner = lock(&id.inner);
     let parameters = Parameters::of(parameters, &inner);
-    let qp = parameters.qp(&inner)?;
+    let qp = parameters.qp(&id, &inner)?;
     let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
     begin(&end.cm, &qp.qp, parameters).map_err(|error| failure::cm(&error))?;
     inner.qp = Arc::downgrade(&qp);

@@ -154,7 +154,7 @@ pub extern "C" fn rdma_destroy_qp(id: Handle<Id>) {
     }
 }
 
-pub extern "C" fn rdma_create_srq(id: Handle<Id>, pd: Handle<Pd>, init: In<ibv_srq_init_attr>) -> c_int {
+pub extern "C" fn rdma_create_srq(id: Handle<Id>, pd: Handle<Pd>, init: Out<ibv_srq_init_attr>) -> c_int {
     let create = || {
         let id = id.object()?;
         let pd = domain(&id, pd)?;

@@ -56,7 +56,9 @@ fn all_contexts() -> Result<Vec<Arc<Context>>, Errno> {
 
 /// The device that has an address.
 fn context_at(address: IpAddr) -> Result<Arc<Context>, Errno> {
-    let port = ports()?.into_iter().find(|port| port.has(address)).ok_or(Errno::ENODEV)?;
+    let Some(port) = ports()?.into_iter().find(|port| port.has(address)) else {
+        return Err(if is_local(address) { Errno::ENODEV } else { Errno::EADDRNOTAVAIL });
+    };
     context(&port)
 }
 
@@ -69,6 +71,12 @@ fn on_device(address: SocketAddr) -> Result<SocketAddr, Errno> {
     let of_family = |port: &Arc<Port>| port.address(address.is_ipv4());
     let found = ports()?.iter().find_map(of_family).ok_or(Errno::ENODEV)?;
     Ok(SocketAddr::new(found, address.port()))
+}
+
+/// Whether an interface of this host has the address.
+fn is_local(address: IpAddr) -> bool {
+    let bound = UdpSocket::bind(SocketAddr::new(address, 0));
+    !bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
 /// The address from which the kernel would send to `peer`.

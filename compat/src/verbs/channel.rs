@@ -23,7 +23,7 @@ pub struct CompChannel {
     pub channel: CompletionChannel,
     fd: Readable,
     sleepers: Arc<Sleepers>,
-    context: Arc<Context>,
+    pub context: Arc<Context>,
 }
 
 object!(CompChannel: ibv_comp_channel);

@@ -133,6 +133,7 @@ impl Context {
             device_cap_flags: cap::SRQ_RESIZE
                 | cap::MEM_WINDOW
                 | cap::MEM_WINDOW_TYPE_2B
+                | cap::MEM_MGT_EXTENSIONS
                 | cap::SYS_IMAGE_GUID,
             max_sge: int(limits.max_sge),
             max_sge_rd: 1,
@@ -320,6 +321,10 @@ pub extern "C" fn _ibv_query_gid_table(
             out.write_at(found, entry);
             found += 1;
         }
+        // As the kernel: a table that does not fit is an error.
+        if most == 0 || gid_entry(&context, found as u32).is_ok() {
+            return Err(Errno::EINVAL);
+        }
         Ok(found as isize)
     };
     // Unlike others, this function returns the negative error number.
@@ -332,8 +337,10 @@ pub extern "C" fn ibv_query_pkey(context: Handle<Context>, port: u8, index: c_in
 }
 
 pub extern "C" fn ibv_get_pkey_index(context: Handle<Context>, port: u8, pkey: u16) -> c_int {
-    let valid = context.object().is_ok() && port == 1 && pkey == PKEY;
-    minus_one(if valid { Ok(()) } else { Err(Errno::EINVAL) })
+    // rdma-core looks for the index in files, and there is none with another key.
+    minus_one(
+        context.object().and_then(|_| if port == 1 && pkey == PKEY { Ok(()) } else { Err(Errno::ENOENT) }),
+    )
 }
 
 pub extern "C" fn ibv_create_comp_channel(context: Handle<Context>) -> Handle<channel::CompChannel> {

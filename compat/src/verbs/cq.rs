@@ -8,7 +8,7 @@ use std::{
 use nix::errno::Errno;
 use xwarp_verbs::{CompletionQueue, CompletionQueueOptions, Opcode, WcStatus, WorkCompletion};
 
-use super::{channel::CompChannel, context::Context};
+use super::{channel::CompChannel, context::Context, qp::granted};
 use crate::{
     abi::queue::{WC_WITH_IMM, WC_WITH_INV, ibv_cq, ibv_cq_ex, ibv_wc, wc_opcode, wc_status},
     boundary::{CPart, Handle, Object as _, Out, object, zeroed},
@@ -42,6 +42,10 @@ impl Cq {
         if vector != 0 {
             return Err(Errno::EINVAL);
         }
+        if channel.as_ref().is_some_and(|channel| !Arc::ptr_eq(&channel.context, context)) {
+            return Err(Errno::EINVAL);
+        }
+        let capacity = granted(capacity, 1, context.card.device.attributes().limits.max_cqe);
         let notified = channel.as_ref().map(|channel| channel.channel.clone());
         let options = CompletionQueueOptions { capacity, channel: notified, ..Default::default() };
         let cq = context.card.device.create_cq_with(options).map_err(failure::resource)?;
@@ -49,7 +53,7 @@ impl Cq {
         c.cq.context = context.c_ptr();
         c.cq.channel = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.c_ptr());
         c.cq.cq_context = cq_context;
-        c.cq.cqe = entries;
+        c.cq.cqe = c_int::try_from(capacity).unwrap_or(entries);
         if let Some(channel) = &channel {
             channel.count(1);
         }
@@ -117,8 +121,9 @@ pub extern "C" fn ibv_destroy_cq(cq: Handle<Cq>) -> c_int {
 pub extern "C" fn ibv_resize_cq(cq: Handle<Cq>, entries: c_int) -> c_int {
     number(cq.object().and_then(|cq| {
         let capacity = u32::try_from(entries).ok().filter(|n| *n > 0).ok_or(Errno::EINVAL)?;
+        let capacity = granted(capacity, 1, cq.context.card.device.attributes().limits.max_cqe);
         cq.cq.resize(capacity).map_err(failure::resource)?;
-        cq.c.update(|c| c.cq.cqe = entries);
+        cq.c.update(|c| c.cq.cqe = c_int::try_from(capacity).unwrap_or(entries));
         Ok(())
     }))
 }

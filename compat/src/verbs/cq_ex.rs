@@ -1,7 +1,7 @@
 //! `ibv_create_cq_ex`: a completion is read field by field.
 
 use std::{
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_int, c_uint},
     sync::Arc,
 };
 
@@ -64,7 +64,11 @@ fn show_functions(cq: &Arc<Cq>) {
     });
 }
 
-extern "C" fn start_poll(cq: Handle<Cq>, _attributes: *mut c_void) -> c_int {
+/// `comp_mask` of `ibv_poll_cq_attr`, its only member, has no bits.
+extern "C" fn start_poll(cq: Handle<Cq>, attributes: In<u32>) -> c_int {
+    if attributes.read().is_some_and(|comp_mask| comp_mask != 0) {
+        return Errno::EINVAL as c_int;
+    }
     next_poll(cq)
 }
 

@@ -1,7 +1,7 @@
 //! The device list: every network interface that can carry us. Nothing is opened for it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{c_char, c_int},
     net::IpAddr,
     ptr,
@@ -12,7 +12,7 @@ use nix::{errno::Errno, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 
 use crate::{
     abi::device::{NODE_RNIC, SYSFS_NAME_MAX, ibv_device},
-    boundary::{CPart, Handle, Object as _, Out, object},
+    boundary::{self, CPart, Handle, Object as _, Out, object},
     config::config,
     sleep::uncancelled,
     wait::lock,
@@ -145,20 +145,22 @@ pub fn ports() -> Result<Vec<Arc<Port>>, Errno> {
     Ok(ports)
 }
 
-/// Arrays of pointers that programs have and will give back, by address.
-static LISTS: Mutex<BTreeMap<usize, Box<[usize]>>> = Mutex::new(BTreeMap::new());
+/// Addresses of the arrays that programs have. One that a program frees by `free()` stays here until it is used again.
+static LISTS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// An array of pointers that ends with null, which the program gives back to [`free_list`].
+/// An array of pointers that ends with null, which the program gives back to [`free_list`], or frees itself by `free()`.
 pub fn list<T>(pointers: &[*mut T]) -> *mut *mut T {
-    let mut list: Box<[usize]> = pointers.iter().map(|p| p.expose_provenance()).chain([0]).collect();
-    let pointer = list.as_mut_ptr().cast();
-    lock(&LISTS).insert(list.as_ptr().addr(), list);
-    pointer
+    let all: Vec<*mut T> = pointers.iter().copied().chain([ptr::null_mut()]).collect();
+    let list = boundary::c_block(&all);
+    lock(&LISTS).insert(list.addr());
+    list
 }
 
 /// Frees an array of [`list`]; does nothing for any other pointer.
 pub fn free_list<T>(list: *mut *mut T) {
-    lock(&LISTS).remove(&list.addr());
+    if lock(&LISTS).remove(&list.addr()) {
+        boundary::c_free(list);
+    }
 }
 
 pub extern "C" fn ibv_get_device_list(number: Out<c_int>) -> *mut *mut ibv_device {
@@ -180,7 +182,11 @@ pub extern "C" fn ibv_free_device_list(devices: *mut *mut ibv_device) {
 }
 
 pub extern "C" fn ibv_get_device_name(device: Handle<Port>) -> *const c_char {
-    device.object().map_or(ptr::null(), |port| port.c.update(|c| (&raw const c.name).cast()))
+    // The field of any structure, also of one that is not ours: programs that imitate devices have such.
+    if device.is_null() {
+        return ptr::null();
+    }
+    device.as_ptr().wrapping_byte_add(std::mem::offset_of!(ibv_device, name)).cast()
 }
 
 pub extern "C" fn ibv_get_device_guid(device: Handle<Port>) -> u64 {

@@ -66,6 +66,9 @@ pub extern "C" fn alloc_parent_domain(
             return Err(Errno::EOPNOTSUPP);
         }
         let parent = attributes.pd.object()?;
+        if !Arc::ptr_eq(&parent.context, &context) {
+            return Err(Errno::EINVAL);
+        }
         let pd = parent.pd.clone();
         Ok(Handle::of(Pd::publish(&context, pd, Some(parent)).c_ptr()))
     };
@@ -287,7 +290,7 @@ pub fn binding(mw: Handle<Mw>, rkey: u32, info: &ibv_mw_bind_info) -> Result<(ST
     let mr = Handle::<Mr>::of(info.mr).object()?;
     let state = lock(&mr.state);
     let region = state.region.as_ref().ok_or(Errno::EINVAL)?;
-    let access = Access::from_bits_truncate(info.mw_access_flags & 0x1f);
+    let access = Access::from_bits_truncate(info.mw_access_flags & access::REMOTE);
     let base = if info.mw_access_flags & access::ZERO_BASED != 0 { 0 } else { info.addr };
     let binding = Binding { region: region.key(), offset: info.addr, len: info.length, base, access };
     // The index is the window's; only the last byte is the program's.

@@ -87,14 +87,15 @@ pub fn send_immediate(data: u32, bytes: usize) -> Result<Operation, Errno> {
     Ok(Operation::Immediate { data: immediate_octets(data, true) })
 }
 
-/// The operation of a work request with a payload of `bytes` bytes.
-fn operation(from: &ibv_send_wr, bytes: usize) -> Result<Operation, Errno> {
+/// The operation of a work request with the payload `list`.
+fn operation(from: &ibv_send_wr, list: &[ibv_sge]) -> Result<Operation, Errno> {
+    let bytes = || list.iter().map(|piece| piece.length as usize).sum();
     let place = || remote(from.wr.remote_addr, from.wr.rkey());
     let word = || remote(from.wr.remote_addr, from.wr.atomic_rkey);
     Ok(match from.opcode {
         wr::SEND => Operation::Send { invalidate: None },
         wr::SEND_WITH_INV => Operation::Send { invalidate: Some(STag::new(from.imm_data)) },
-        wr::SEND_WITH_IMM => send_immediate(from.imm_data, bytes)?,
+        wr::SEND_WITH_IMM => send_immediate(from.imm_data, bytes())?,
         wr::RDMA_WRITE => Operation::Write { remote: place() },
         wr::RDMA_WRITE_WITH_IMM => {
             Operation::WriteImmediate { remote: place(), data: immediate_octets(from.imm_data, false) }
@@ -128,14 +129,21 @@ pub fn when_connected(qp: &Qp, post: impl Fn() -> Result<(), PostError>) -> Resu
     }
 }
 
+/// The list of a work request. No device takes one that is longer than [`MOST_PIECES`], which is refused before it is read.
+fn pieces<'a>(list: *mut ibv_sge, len: c_int) -> Result<&'a [ibv_sge], Errno> {
+    if usize::try_from(len).is_ok_and(|len| len > MOST_PIECES) {
+        return Err(Errno::EINVAL);
+    }
+    In::of(list.cast_const()).list(len)
+}
+
 /// Posts one request by `post`.
 fn post_one(
     from: &ibv_send_wr,
     post: impl FnOnce(&WorkRequest<'_>) -> Result<(), PostError>,
 ) -> Result<(), Errno> {
-    let list = In::of(from.sg_list.cast_const()).list(from.num_sge)?;
-    let bytes = list.iter().map(|piece| piece.length as usize).sum();
-    let operation = operation(from, bytes)?;
+    let list = pieces(from.sg_list, from.num_sge)?;
+    let operation = operation(from, list)?;
     let (wr_id, flags) = (from.wr_id, flags(from.send_flags));
     let posted = if matches!(
         operation,
@@ -193,7 +201,7 @@ fn post_receives(
 ) -> c_int {
     let mut next = list;
     while let Some(request) = next.get() {
-        let list = In::of(request.sg_list.cast_const()).list(request.num_sge);
+        let list = pieces(request.sg_list, request.num_sge);
         let post =
             |scatter: &[Sge]| post(&RecvRequest { wr_id: request.wr_id, scatter }).map_err(failure::post);
         let posted = list.and_then(|list| match list {
@@ -211,6 +219,10 @@ fn post_receives(
 
 pub extern "C" fn post_recv(qp: Handle<Qp>, list: In<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>) -> c_int {
     let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
+    if qp.is_reset() {
+        bad.write_if_wanted(list.as_ptr().cast_mut());
+        return Errno::EINVAL as c_int;
+    }
     post_receives(list, bad, |request| qp.qp.post_recv(request))
 }
 

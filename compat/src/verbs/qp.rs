@@ -37,6 +37,11 @@ use crate::{
 const RESET_WAIT: Duration = Duration::from_millis(500);
 /// Inline data that every queue pair takes.
 const INLINE_BYTES: u32 = 64;
+/// Scatter and gather entries that every queue pair takes at least: programs post two pieces to a queue pair for which they asked
+/// for one, because siw takes 6 and other devices round up.
+pub const LEAST_SGE: u32 = 6;
+/// Bits of the mask of `ibv_modify_qp` that kernels accept: those up to `IBV_QP_DEST_QPN`.
+const KNOWN_MASK: c_int = (qp_mask::DEST_QPN << 1) - 1;
 /// Interval between two checks whether the peer is connected.
 const PEER_WAIT: Duration = Duration::from_micros(200);
 
@@ -55,6 +60,10 @@ pub struct Qp {
     attributes: Mutex<ibv_qp_attr>,
     /// Whether it is connected by GID and number.
     is_paired: AtomicBool,
+    /// Whether the program has reset it: it takes no receives until it is in INIT again.
+    is_reset: AtomicBool,
+    /// Whether it was created with `send_ops_flags`, and so is an `ibv_qp_ex`.
+    is_extended: AtomicBool,
     pub unacknowledged: Unacknowledged,
     /// The requests of `ibv_wr_*` between `wr_start` and `wr_complete`.
     pub draft: CPart<Draft>,
@@ -72,10 +81,21 @@ impl Qp {
         let (send_cq, recv_cq) = (send_cq?, recv_cq?);
         let srq = Handle::<Srq>::of(init.srq);
         let srq = if srq.is_null() { None } else { Some(srq.object()?) };
+        // The kernel finds objects by the context's own numbers.
+        if [&send_cq, &recv_cq].iter().any(|cq| !Arc::ptr_eq(&cq.context, &pd.context))
+            || srq.as_ref().is_some_and(|srq| !Arc::ptr_eq(srq.context(), &pd.context))
+        {
+            return Err(Errno::EINVAL);
+        }
         let cap = &mut init.cap;
+        let limits = pd.context.card.device.attributes().limits;
         // Programs that use one direction only request empty queues and lists.
-        cap.max_send_wr = cap.max_send_wr.max(1);
-        cap.max_send_sge = cap.max_send_sge.max(1);
+        for depth in [&mut cap.max_send_wr, &mut cap.max_recv_wr] {
+            *depth = granted(*depth, 1, limits.max_qp_wr);
+        }
+        for pieces in [&mut cap.max_send_sge, &mut cap.max_recv_sge] {
+            *pieces = (*pieces).max(LEAST_SGE.min(limits.max_sge));
+        }
         // Devices have room for some inline data, which programs use without asking for it.
         cap.max_inline_data = cap.max_inline_data.max(INLINE_BYTES);
         if srq.is_some() {
@@ -116,8 +136,11 @@ impl Qp {
             number,
             cap: *cap,
             sq_sig_all: init.sq_sig_all,
-            attributes: Mutex::new(zeroed()),
+            // The state of an iWARP queue pair without a connection (siw and iw_cxgb4 show it so).
+            attributes: Mutex::new(ibv_qp_attr { qp_state: qp_state::INIT, ..zeroed() }),
             is_paired: AtomicBool::new(false),
+            is_reset: AtomicBool::new(false),
+            is_extended: AtomicBool::new(false),
             unacknowledged: Unacknowledged::default(),
             draft: CPart::new(Draft::new()),
         });
@@ -145,13 +168,22 @@ impl Qp {
 
     /// Stores a state that the connection manager or the program set.
     pub fn set_state(&self, state: c_int) {
+        self.is_reset.store(state == qp_state::RESET, Ordering::Release);
         lock(&self.attributes).qp_state = state;
         self.c.update(|c| c.qp_base.state = state);
     }
 
+    /// Whether the program has reset it, and not brought it to INIT since.
+    pub fn is_reset(&self) -> bool {
+        self.is_reset.load(Ordering::Acquire)
+    }
+
     fn modify(self: &Arc<Self>, attributes: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
-        if mask & qp_mask::RATE_LIMIT != 0 {
+        if mask & !KNOWN_MASK != 0 {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if mask & qp_mask::PORT != 0 && attributes.port_num != 1 {
+            return Err(Errno::EINVAL);
         }
         if mask & qp_mask::STATE != 0 {
             self.change_state(attributes, mask)?;
@@ -199,7 +231,7 @@ impl Qp {
             // The connection manager connects; these steps of programs that set the states themselves do nothing more.
             (qp_state::RESET | qp_state::INIT, qp_state::INIT)
             | (qp_state::INIT | qp_state::RTR, qp_state::RTR)
-            | (qp_state::INIT | qp_state::RTR | qp_state::RTS, qp_state::RTS)
+            | (qp_state::RTR | qp_state::RTS, qp_state::RTS)
             | (qp_state::SQD, qp_state::SQD) => {}
             _ => return Err(Errno::EINVAL),
         }
@@ -307,6 +339,13 @@ impl Qp {
     }
 }
 
+/// The entries of a queue for which a program asked for `asked`: rounded up as other devices do, and not more than `most` unless the
+/// program asked for more, which is refused.
+pub fn granted(asked: u32, least: u32, most: u32) -> u32 {
+    let rounded = asked.max(least).checked_next_power_of_two().unwrap_or(asked);
+    asked.max(rounded.min(most))
+}
+
 /// Creates a queue pair with the attributes of the program's structure, and stores the capacities there.
 pub fn create(pd: &Arc<Pd>, init: Out<ibv_qp_init_attr>) -> Result<Arc<Qp>, Errno> {
     let mut attributes = init.read().ok_or(Errno::EINVAL)?;
@@ -337,6 +376,7 @@ pub fn create_ex(pd: &Arc<Pd>, attributes: &mut ibv_qp_init_attr_ex) -> Result<A
     }
     let mut base = attributes.base();
     let qp = Qp::new(pd, &mut base)?;
+    qp.is_extended.store(has(QP_INIT_SEND_OPS_FLAGS), Ordering::Release);
     attributes.cap = base.cap;
     Ok(qp)
 }
@@ -353,9 +393,10 @@ pub extern "C" fn create_qp_ex(context: Handle<Context>, init: Out<ibv_qp_init_a
     pointer(make())
 }
 
-/// Every queue pair has the functions of `ibv_qp_ex`.
+/// Null unless the program asked for the functions of `ibv_qp_ex`.
 pub extern "C" fn ibv_qp_to_qp_ex(qp: Handle<Qp>) -> Handle<Qp> {
-    qp
+    let is_extended = qp.object().is_ok_and(|qp| qp.is_extended.load(Ordering::Acquire));
+    if is_extended { qp } else { Handle::NULL }
 }
 
 pub extern "C" fn ibv_modify_qp(qp: Handle<Qp>, attributes: In<ibv_qp_attr>, mask: c_int) -> c_int {

@@ -8,7 +8,11 @@ use std::{
 use nix::errno::Errno;
 use xwarp_verbs::SharedReceiveQueue;
 
-use super::{context::Context, memory::Pd};
+use super::{
+    context::Context,
+    memory::Pd,
+    qp::{LEAST_SGE, granted},
+};
 use crate::{
     abi::queue::{
         SRQ_INIT_PD, SRQ_INIT_TYPE, SRQ_LIMIT, SRQ_MAX_WR, SRQ_TYPE_BASIC, ibv_srq, ibv_srq_attr,
@@ -32,6 +36,9 @@ object!(Srq: ibv_srq);
 
 fn create(pd: &Arc<Pd>, init: &ibv_srq_init_attr) -> Result<Arc<Srq>, Errno> {
     let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
+    let limits = pd.context.card.device.attributes().limits;
+    let max_wr = granted(max_wr, 1, limits.max_srq_wr);
+    let max_sge = max_sge.max(LEAST_SGE.min(limits.max_sge));
     let srq = pd.pd.create_srq(max_wr, max_sge).map_err(failure::resource)?;
     let mut c: ibv_srq = zeroed();
     c.context = pd.context.c_ptr();
@@ -45,22 +52,34 @@ fn create(pd: &Arc<Pd>, init: &ibv_srq_init_attr) -> Result<Arc<Srq>, Errno> {
     Ok(srq)
 }
 
-pub extern "C" fn ibv_create_srq(pd: Handle<Pd>, init: In<ibv_srq_init_attr>) -> Handle<Srq> {
-    let make = || create(&pd.object()?, init.get().ok_or(Errno::EINVAL)?);
-    pointer(make().map(|srq| Handle::of(srq.c_ptr())))
+pub extern "C" fn ibv_create_srq(pd: Handle<Pd>, init: Out<ibv_srq_init_attr>) -> Handle<Srq> {
+    let make = || {
+        let mut attributes = init.read().ok_or(Errno::EINVAL)?;
+        let srq = create(&pd.object()?, &attributes)?;
+        let ibv_srq_attr { max_wr, max_sge, .. } = *lock(&srq.attributes);
+        (attributes.attr.max_wr, attributes.attr.max_sge) = (max_wr, max_sge);
+        init.write(attributes)?;
+        Ok(Handle::of(srq.c_ptr()))
+    };
+    pointer(make())
 }
 
-pub extern "C" fn create_srq_ex(_context: Handle<Context>, init: In<ibv_srq_init_attr_ex>) -> Handle<Srq> {
+pub extern "C" fn create_srq_ex(_context: Handle<Context>, init: Out<ibv_srq_init_attr_ex>) -> Handle<Srq> {
     let make = || {
-        let init = init.read().ok_or(Errno::EINVAL)?;
+        let out = init;
+        let mut init = out.read().ok_or(Errno::EINVAL)?;
         let is_basic = init.comp_mask & SRQ_INIT_TYPE == 0 || init.srq_type == SRQ_TYPE_BASIC;
         if !is_basic || init.comp_mask & !(SRQ_INIT_TYPE | SRQ_INIT_PD) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let pd = Handle::<Pd>::of(init.pd).object()?;
-        create(&pd, &ibv_srq_init_attr { srq_context: init.srq_context, attr: init.attr })
+        let srq = create(&pd, &ibv_srq_init_attr { srq_context: init.srq_context, attr: init.attr })?;
+        let ibv_srq_attr { max_wr, max_sge, .. } = *lock(&srq.attributes);
+        (init.attr.max_wr, init.attr.max_sge) = (max_wr, max_sge);
+        out.write(init)?;
+        Ok(Handle::of(srq.c_ptr()))
     };
-    pointer(make().map(|srq| Handle::of(srq.c_ptr())))
+    pointer(make())
 }
 
 pub extern "C" fn ibv_modify_srq(srq: Handle<Srq>, attributes: In<ibv_srq_attr>, mask: c_int) -> c_int {
@@ -71,8 +90,10 @@ pub extern "C" fn ibv_modify_srq(srq: Handle<Srq>, attributes: In<ibv_srq_attr>,
         }
         let mut own = lock(&srq.attributes);
         if mask & SRQ_MAX_WR != 0 {
-            srq.srq.resize(attributes.max_wr).map_err(failure::resource)?;
-            own.max_wr = attributes.max_wr;
+            let limits = srq.pd.context.card.device.attributes().limits;
+            let max_wr = granted(attributes.max_wr, 0, limits.max_srq_wr);
+            srq.srq.resize(max_wr).map_err(failure::resource)?;
+            own.max_wr = max_wr;
         }
         if mask & SRQ_LIMIT != 0 {
             if attributes.srq_limit > own.max_wr {

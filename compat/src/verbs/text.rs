@@ -16,7 +16,7 @@ pub extern "C" fn ibv_node_type_str(kind: c_int) -> *const c_char {
 
 pub extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
     let names = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
-    name(&names, state, c"invalid state")
+    name(&names, state, c"unknown")
 }
 
 pub extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {

@@ -587,7 +587,7 @@ static void refusals_client(struct end *end, const char *address)
 	for (int number = -2; number < 40; number++) {
 		struct ibv_sge many[40] = { { 0 } };
 
-		wr.sg_list = number < 0 || number > 2 ? many : NULL;
+		wr.sg_list = number < 0 || number > (int)init.cap.max_send_sge ? many : NULL;
 		wr.num_sge = number;
 		/* An empty message, and one that no queue pair takes. */
 		if (number == 0)
