@@ -113,7 +113,7 @@ pub use xwarp_rnic::{
 };
 pub use xwarp_tcp::{
     framing::{FramingConfig, FramingError},
-    mpa::{Markers, MpaConfig, RequestRevision, Rtr},
+    mpa::{Markers, MpaConfig, MpaError, RequestRevision, Rtr},
     rdma_tcp::{RdmaTcpConfig, SegmentError},
     tcp::{Algorithm, Info as TcpInfo, Keepalive, SoftError, TcpConfig, Tuning},
     ulp::CloseReason,

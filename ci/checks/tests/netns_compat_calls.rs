@@ -53,3 +53,11 @@ fn netns_compat_a_queue_pair_moves_to_another_identifier() {
     let said = both(&lab, "moved");
     assert!(said.iter().all(|said| said.contains("done")), "{said:?}");
 }
+
+/// `qp_access_flags` deny the peer what the memory would grant. A window takes the remote ones of a region's flags.
+#[test]
+fn netns_compat_flags_of_a_queue_pair_deny_access() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let said = both(&lab, "rights");
+    assert!(said.iter().all(|said| said.contains("done")), "{said:?}");
+}

@@ -4,7 +4,7 @@ use std::{ffi::c_int, ptr, sync::Arc};
 
 use nix::errno::Errno;
 use xwarp_verbs::{
-    CloseReason, PeerDepths,
+    CloseReason, FramingError, MpaError, PeerDepths,
     cm::{Event, EventKind, IncomingRequest},
 };
 
@@ -129,7 +129,10 @@ fn advanced(id: &Arc<Id>, kind: EventKind) -> Option<(c_int, Fields)> {
         EventKind::Refused => ended(event::REJECTED, refused),
         EventKind::Unreachable => ended(event::UNREACHABLE, -(Errno::EHOSTUNREACH as c_int)),
         EventKind::TimedOut => ended(event::UNREACHABLE, -(Errno::ETIMEDOUT as c_int)),
-        EventKind::ConnectError(reason) => ended(event::CONNECT_ERROR, failure::closed(reason)),
+        EventKind::ConnectError(reason) => {
+            let (kind, status) = attempt_failed(reason);
+            ended(kind, status)
+        }
         EventKind::RequestGone => ended(event::CONNECT_ERROR, -(Errno::ECONNRESET as c_int)),
         EventKind::Closed(CloseReason::InterfaceRemoved) => ended(event::DEVICE_REMOVAL, 0),
         EventKind::MacChanged => (event::ADDR_CHANGE, Fields::default()),
@@ -139,6 +142,17 @@ fn advanced(id: &Arc<Id>, kind: EventKind) -> Option<(c_int, Fields)> {
         _ => return None,
     };
     Some(advanced)
+}
+
+/// The event and its status for a connection attempt that failed. Without an MPA Reply in time the peer counts as unreachable, as
+/// with the kernel's iWARP devices.
+fn attempt_failed(reason: CloseReason) -> (c_int, c_int) {
+    match reason {
+        CloseReason::Startup(FramingError::Mpa(MpaError::StartupTimeout)) => {
+            (event::UNREACHABLE, -(Errno::ETIMEDOUT as c_int))
+        }
+        reason => (event::CONNECT_ERROR, failure::closed(reason)),
+    }
 }
 
 /// A connection request of a peer: creates a new identifier.
@@ -193,4 +207,16 @@ pub extern "C" fn rdma_event_str(event: c_int) -> *const std::ffi::c_char {
         c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
     ];
     name(&names, event, c"UNKNOWN EVENT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_mpa_reply_is_an_unreachable_peer() {
+        let silent = CloseReason::Startup(FramingError::Mpa(MpaError::StartupTimeout));
+        assert_eq!(attempt_failed(silent), (event::UNREACHABLE, -110));
+        assert_eq!(attempt_failed(CloseReason::Reset), (event::CONNECT_ERROR, -104));
+    }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::{QpState, QueuePair, QueuePairOptions};
+use xwarp_verbs::{Access, QpState, QueuePair, QueuePairOptions};
 
 use super::{
     card,
@@ -22,7 +22,7 @@ use super::{
     srq::Srq,
 };
 use crate::{
-    abi::device::ibv_pd,
+    abi::device::{access, ibv_pd},
     abi::queue::{
         QP_INIT_CREATE_FLAGS, QP_INIT_PD, QP_INIT_SEND_OPS_FLAGS, QPT_RC, SEND_OPS, ibv_qp, ibv_qp_attr,
         ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
@@ -191,6 +191,8 @@ impl Qp {
         let mut own = lock(&self.attributes);
         if mask & qp_mask::ACCESS_FLAGS != 0 {
             own.qp_access_flags = attributes.qp_access_flags;
+            let allowed = Access::from_bits_truncate(attributes.qp_access_flags & access::REMOTE);
+            self.qp.allow(allowed).map_err(failure::resource)?;
         }
         if mask & qp_mask::MAX_QP_RD_ATOMIC != 0 {
             own.max_rd_atomic = attributes.max_rd_atomic;

@@ -122,6 +122,9 @@ pub struct QueuePairOptions {
     /// use the next receive as soon as it arrives, and complete at once, even if messages before it are missing.
     /// Otherwise such Sends are delivered in order as well.
     pub any_receive: bool,
+    /// The remote rights that the peer of the connection may use, of those that a region or window grants. What is missing here is
+    /// denied like a right that the memory does not grant (RFC 5040 section 7.2). Local rights have no meaning here.
+    pub peer_access: Access,
     /// A number chosen by the application, returned in each completion of this queue pair (an index or a handle).
     pub context: u64,
 }
@@ -137,6 +140,7 @@ impl Default for QueuePairOptions {
             signal_all: false,
             no_receive: NoReceive::Withhold,
             any_receive: false,
+            peer_access: Access::REMOTE,
             context: 0,
         }
     }

@@ -97,7 +97,9 @@ impl Grant {
             return Err(KeyError::Foreign);
         }
         let bytes = &self.bytes;
-        if !bytes.access.contains(need) || self.window && !need.intersects(Access::REMOTE) {
+        if !bytes.access.intersection(user.rights).contains(need)
+            || self.window && !need.intersects(Access::REMOTE)
+        {
             return Err(KeyError::Access);
         }
         let end = offset.checked_add(len).ok_or(KeyError::Wrap)?;

@@ -95,6 +95,8 @@ pub(crate) enum ManagementError {
 pub(crate) struct User {
     pub(crate) pd: PdId,
     pub(crate) qp: QpId,
+    /// The rights that the queue pair does not deny: the local ones, and the remote ones that its peer may use.
+    pub(crate) rights: Access,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

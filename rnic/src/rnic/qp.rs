@@ -21,7 +21,7 @@ use super::{
     receive_queue::ReceiveQueue,
     registry::NewQueuePair,
     send_queue::{Position, Progress, SendQueue, Summary},
-    work::{CqId, Operation, SendFlags},
+    work::{Access, CqId, Operation, SendFlags},
 };
 use crate::{
     ddp::{DdpError, Msn, STag, Tagged, TaggedOffset, Untagged, Versions},
@@ -224,7 +224,9 @@ impl QueuePair {
     }
 
     pub(crate) fn user(&self) -> User {
-        User { pd: self.attributes.pd, qp: self.id }
+        const LOCAL: Access = Access::all().difference(Access::REMOTE);
+        let rights = LOCAL.union(self.attributes.options.peer_access);
+        User { pd: self.attributes.pd, qp: self.id, rights }
     }
 
     /// How the segments of its connection are read and written.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, CmError, Deferred, Limits, Object, Operation, PostError, QpAttributes, QpId, QpInfo, QpState,
-    QueuePair, RecvRequest, Registry, ResourceError, Rnic, Shared, SrqId, WcStatus, WorkRequest,
+    Access, AsyncEvent, CmError, Deferred, Limits, Object, Operation, PostError, QpAttributes, QpId, QpInfo,
+    QpState, QueuePair, RecvRequest, Registry, ResourceError, Rnic, Shared, SrqId, WcStatus, WorkRequest,
     phase::{Closes, Phase},
     qp::Ending,
     registry::{attribute, up_to},
@@ -104,6 +104,13 @@ impl Rnic {
             send_outstanding: qp.sq.len(),
             recv_outstanding: qp.rq.len(),
         })
+    }
+
+    /// Changes the remote rights that the queue pair's peer may use ([`QueuePairOptions::peer_access`](super::QueuePairOptions)).
+    pub fn allow(&mut self, qp: QpId, access: Access) -> Result<(), ResourceError> {
+        let pair = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        pair.attributes.options.peer_access = access;
+        Ok(())
     }
 
     /// Makes a failed or closed queue pair idle, so that it can be connected again.

@@ -11,6 +11,7 @@ mod ordering;
 mod placement;
 mod queues;
 mod registry;
+mod rights;
 mod sizes;
 mod states;
 mod usual;
@@ -230,7 +231,7 @@ impl End {
     }
 
     fn user(&self) -> User {
-        User { pd: self.pd, qp: self.qp }
+        User { pd: self.pd, qp: self.qp, rights: Access::all() }
     }
 
     /// Pulls the Terminate, which must be next.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use xwarp_rnic::rnic::{
-    CmError as CardCmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions,
+    Access, CmError as CardCmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions,
     ReceivePool, RecvRequest, ResourceError, SrqAttributes, SrqId, WorkRequest,
 };
 use xwarp_tcp::tcp::Info as TcpInfo;
@@ -331,6 +331,12 @@ impl QueuePair {
                 Ok(())
             })
         })
+    }
+
+    /// Changes the remote rights that the peer may use ([`QueuePairOptions::peer_access`](crate::QueuePairOptions)), from its next
+    /// access on.
+    pub fn allow(&self, access: Access) -> Result<(), ResourceError> {
+        self.at_engine(|engine| engine.with(|state, _| state.engine.rnic_mut().allow(self.id, access)))
     }
 
     /// Returns a queue pair whose connection has ended to the idle state, so that it can be connected again.

@@ -433,7 +433,7 @@ fn a_region_of_one_queue_pair_is_never_accessible_to_a_later_one() {
     end.rnic.destroy_qp(owner).unwrap();
     for _ in 0..5000 {
         let qp = end.rnic.create_qp(attributes).unwrap();
-        let user = User { pd: end.pd, qp };
+        let user = User { pd: end.pd, qp, rights: Access::all() };
         let opened = end.rnic.shared.keys.open(user, key, Access::REMOTE_WRITE, 0, 8);
         assert_eq!(opened.err(), Some(keys::KeyError::Foreign), "{qp:?} is not {owner:?}");
         end.rnic.destroy_qp(qp).unwrap();
