@@ -12,6 +12,7 @@
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`unmodified`] | programs of rdma-core and others, which know nothing of xwarp |
+//! | [`programs`] | those programs in the root of another distribution, row by row of the table in `docs/compat.md` |
 //! | [`capture`] | pcapng files as TCP streams |
 //! | [`framing`] | a second MPA parser: FPDUs, markers, CRCs |
 //! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for traffic that no RNIC would send |
@@ -40,6 +41,7 @@ mod linger;
 pub mod nobody;
 pub mod perf;
 pub mod process;
+pub mod programs;
 pub mod recorded;
 pub mod rounds;
 pub mod sdp_speed;
