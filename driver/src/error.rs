@@ -195,10 +195,10 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResolveError {
-    /// The destination is an address of this host.
+    /// The destination is an address of this host, whose frames pass no interface.
     #[error(
-        "{0} is an address of this host: loopback does not pass a network interface, so XDP never sees it; processes of one \
-         host reach each other, and one process itself, through xwarpd"
+        "{0} is an address of this host, and no frame to it passes a network interface: a device reaches itself at its own \
+         addresses; processes of one host reach each other through xwarpd"
     )]
     Local(IpAddr),
     /// The destination is not one host.

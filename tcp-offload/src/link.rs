@@ -8,6 +8,7 @@
 
 mod batch;
 mod forward;
+mod looped;
 
 use std::{
     fmt,
@@ -17,7 +18,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub use self::batch::Batch;
+pub use self::{batch::Batch, looped::LoopedFrames};
 use crate::wire::Flow;
 
 /// A receive queue of the interface; a transmit queue has the same number.

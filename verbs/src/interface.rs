@@ -216,6 +216,11 @@ pub trait Interface: Link {
         None
     }
 
+    /// Whether frames wait that no [descriptor](Self::readiness) announces, so that no thread may sleep.
+    fn has_frames(&self) -> bool {
+        false
+    }
+
     /// Calls `tell` with the stable name and the value of every counter.
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64));
 }

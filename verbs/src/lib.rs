@@ -93,6 +93,7 @@ mod af_xdp;
 mod api;
 mod fork;
 pub mod interface;
+mod local;
 pub mod observe;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, Lab, LabOptions, Side},
     shared::SharedInterface,
-    unmodified::{LIMIT, compiled, run, start, start_shared},
+    unmodified::{LIMIT, compiled, connect_by, run, start, start_shared},
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -137,4 +137,28 @@ fn netns_compat_localhost_is_the_first_device() {
     let line = |role: &str, host: &str| format!("rping {role} -a {host} -C 5 -S 64 -V");
     xwarp_checks::unmodified::pair(&lab, &line("-s", "127.0.0.1"), &line("-c", &address.to_string()))
         .unwrap();
+}
+
+/// Two queue pairs of a process name each other by the address of their own host: on an interface of its own the card has a loop,
+/// behind the helper the switch returns the frames.
+#[test]
+fn netns_compat_queue_pairs_of_one_host_connect_by_number() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    let check = |said: &str| {
+        assert!(said.contains("both directions"), "{said}");
+        assert!(said.contains("cannot be connected with itself"), "{said}");
+    };
+    check(&run(&lab, Side::A, &format!("{life} own")).unwrap());
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    check(&start_shared(&lab, &shared, &format!("{life} own")).unwrap().finish(LIMIT).unwrap());
+    // Two processes with the same address, each of which must accept.
+    let line = "ibv_rc_pingpong -g 0 -n 100";
+    let address = lab.address(Side::A, Family::V4);
+    lab.run(Side::A, "ip", &["link", "set", "dev", "lo", "up"]).unwrap();
+    let mut server = start_shared(&lab, &shared, line).unwrap();
+    let client = format!("{line} {address}");
+    let said = connect_by(&mut server, &client, || start_shared(&lab, &shared, &client)).unwrap();
+    assert!(said.contains("100 iters"), "{said}");
+    server.finish(LIMIT).unwrap();
 }

@@ -17,6 +17,7 @@ use crate::{
     boundary::{CPart, Handle, Object as _, object, zeroed},
     failure::{self, minus_one},
     verbs::text::name,
+    wait::lock,
 };
 
 /// An event that the program has not acknowledged.
@@ -93,8 +94,24 @@ pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Ar
     if let EventKind::ConnectRequest(request) = found.kind {
         return requested(channel, lane, &id, request);
     }
+    if matches!(found.kind, EventKind::Refused) {
+        explain_refusal(lane, &id);
+    }
     let (kind, fields) = advanced(&id, found.kind)?;
     CmEvent::new(&id, None, kind, fields)
+}
+
+/// Gives the likely reason why an address of this host refuses: the listener of another process is not in this process's card.
+fn explain_refusal(lane: &Lane, id: &Id) {
+    let inner = lock(&id.inner);
+    let [end] = &inner.ends[..] else { return };
+    let (Some(own), Some(peer)) = (end.cm.local_address(), end.cm.peer_address()) else { return };
+    if own.ip() == peer.ip() && !lane.context.card.device.attributes().interface.shared {
+        failure::explain(&format_args!(
+            "{peer} is an address of this host, and this process does not listen there: other processes of a host are reached \
+             through xwarpd"
+        ));
+    }
 }
 
 /// Brings `id` to the stage after an event, and returns the event's kind and fields in C.

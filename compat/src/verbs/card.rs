@@ -32,9 +32,8 @@ use crate::{
 
 /// Longest time that a process which exits waits until its connections are closed at both ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The numbers of queue pairs. 0 and 1 have a meaning in InfiniBand.
+/// The first number of queue pairs. 0 and 1 have a meaning in InfiniBand.
 const FIRST_NUMBER: u32 = 2;
-const LAST_NUMBER: u32 = 0xff_ffff;
 
 /// An opened interface.
 pub struct Card {
@@ -151,10 +150,12 @@ impl Card {
 
     /// A number for a new queue pair, for programs and peers: 24 bits, and neither 0 nor 1.
     pub fn qp_number(&self) -> u32 {
+        let [first, last] = self.with_pairing(|pairing| pairing.numbers()).unwrap_or([0, u32::MAX >> 8]);
+        let first = first.max(FIRST_NUMBER);
         let mut names = lock(&self.names);
         loop {
-            names.last_number =
-                if names.last_number < LAST_NUMBER { names.last_number + 1 } else { FIRST_NUMBER };
+            let next = names.last_number + 1;
+            names.last_number = if (first..=last).contains(&next) { next } else { first };
             if !names.by_number.contains_key(&names.last_number) {
                 return names.last_number;
             }
@@ -163,11 +164,15 @@ impl Card {
 
     /// Connections by queue pair number, started at first use.
     pub fn pairing(&self) -> Result<Arc<Pairs>, Errno> {
+        self.with_pairing(|pairing| pairing.start().map(|()| pairing.pairs()))?
+    }
+
+    fn with_pairing<T>(&self, f: impl FnOnce(&mut Pairing) -> T) -> Result<T, Errno> {
         let mut pairing = lock(&self.pairing);
-        if let Some(pairing) = &*pairing {
-            return Ok(pairing.pairs());
+        match &mut *pairing {
+            Some(pairing) => Ok(f(pairing)),
+            none => Ok(f(none.insert(Pairing::new(&self.device)?))),
         }
-        Ok(pairing.insert(Pairing::start(&self.device)?).pairs())
     }
 
     pub fn add_qp(&self, qp: &Arc<Qp>) {

@@ -1,7 +1,7 @@
 //! Connections by GID and queue pair number: programs that exchange these themselves and then call `ibv_modify_qp` work
 //! if both ends are xwarp.
 //!
-//! At `INIT` the device begins to listen at a fixed port. At `RTR` the end with the smaller (GID, number) connects, and the other
+//! At `INIT` the device begins to listen at a port that follows from its queue pair numbers. At `RTR` the end with the smaller (GID, number) connects, and the other
 //! one waits for it; the private data of the request names both queue pairs. On the wire this is plain iWARP. A thread of each
 //! device executes these steps, because `ibv_modify_qp` must return: programs often send their own number to the peer afterwards.
 
@@ -48,6 +48,22 @@ const MOST_PENDING: usize = 1024;
 const MOST_PENDING_OF_PEER: usize = 256;
 /// Backlog of the listener: more than the requests that wait, so that these do not keep new ones out.
 const BACKLOG: usize = 2 * MOST_PENDING;
+
+/// Processes of one address that accept connections by number at the same time: behind a helper, several have an address. Each
+/// has a port of its own, and the number of the port is in its queue pair numbers.
+const MAX_PROCESSES: u32 = 16;
+/// Bits of a queue pair number below the number of its process.
+const PROCESS_SHIFT: u32 = 20;
+
+/// Whose queue pair numbers begin at which value: the number of a process, in the place that it has in them.
+const fn first_number(process: u32) -> u32 {
+    process << PROCESS_SHIFT
+}
+
+/// The port of the process that has a queue pair.
+fn port_of(base: u16, number: u32) -> Option<u16> {
+    base.checked_add(u16::try_from(number >> PROCESS_SHIFT).ok()?)
+}
 
 /// The two ends, known when a program sets `RTR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,44 +150,73 @@ struct Table {
 pub struct Pairing {
     pairs: Arc<Pairs>,
     thread: Option<JoinHandle<()>>,
+    /// The number of this process among those that share its addresses.
+    process: u32,
 }
 
 /// The state that the thread and the callers share.
 pub struct Pairs {
     device: Device,
     events: EventChannel,
-    _listener: Option<CmId>,
+    /// Bound; it listens from the first connection on.
+    listener: Option<CmId>,
     table: Mutex<Table>,
     bell: OwnedFd,
     stops: AtomicBool,
 }
 
 impl Pairing {
-    /// Begins to listen, and starts the thread.
-    pub fn start(device: &Device) -> Result<Self, Errno> {
-        let port = config().pairing_port.ok_or(Errno::EOPNOTSUPP)?;
+    /// Reserves a port, on which the numbers of the process's queue pairs depend.
+    pub fn new(device: &Device) -> Result<Self, Errno> {
         let system = |error: std::io::Error| failure::io(&error);
         let events = EventChannel::new().map_err(system)?;
-        let listener = CmId::new(device, &events);
-        let listened = listener
-            .bind(SocketAddr::new([0; 4].into(), port))
-            .and_then(|()| listener.listen(ListenOptions { backlog: BACKLOG, ..ListenOptions::default() }));
-        if let Err(error) = &listened {
-            eprintln!("xwarp: peers cannot connect by queue pair number: {error}");
-        }
+        let bound = |process| {
+            let listener = CmId::new(device, &events);
+            let port = port_of(config().pairing_port?, first_number(process))?;
+            listener.bind(SocketAddr::new([0; 4].into(), port)).ok()?;
+            Some((process, listener))
+        };
+        let (process, listener) = (0..MAX_PROCESSES).find_map(bound).unzip();
         let bell =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| system(e.into()))?;
         let pairs = Arc::new(Pairs {
             device: device.clone(),
             events,
-            _listener: listened.is_ok().then_some(listener),
+            listener,
             table: Mutex::new(Table { pairs: BTreeMap::new(), pending: Pending(VecDeque::new()) }),
             bell,
             stops: AtomicBool::new(false),
         });
-        let shared = Arc::clone(&pairs);
-        let thread = spawn("xwarp-pairing", move || shared.run()).map_err(system)?;
-        Ok(Self { pairs, thread: Some(thread) })
+        Ok(Self { pairs, thread: None, process: process.unwrap_or(0) })
+    }
+
+    /// The first number of the process's queue pairs, and the last.
+    pub const fn numbers(&self) -> [u32; 2] {
+        [first_number(self.process), first_number(self.process + 1) - 1]
+    }
+
+    /// Begins to listen, and starts the thread, unless that has been done.
+    pub fn start(&mut self) -> Result<(), Errno> {
+        let base = config().pairing_port.ok_or(Errno::EOPNOTSUPP)?;
+        if self.thread.is_some() {
+            return Ok(());
+        }
+        let options = ListenOptions { backlog: BACKLOG, ..ListenOptions::default() };
+        let listened = self.pairs.listener.as_ref().map(|listener| listener.listen(options));
+        match listened {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                failure::explain(&format_args!("peers cannot connect by queue pair number: {error}"));
+            }
+            None => failure::explain(&format_args!(
+                "peers cannot connect by queue pair number: TCP ports {base} to {} are in use",
+                u32::from(base) + MAX_PROCESSES - 1
+            )),
+        }
+        let shared = Arc::clone(&self.pairs);
+        let thread = spawn("xwarp-pairing", move || shared.run());
+        self.thread = Some(thread.map_err(|error| failure::io(&error))?);
+        Ok(())
     }
 
     /// The pairs, for a queue pair that joins or leaves.
@@ -245,7 +290,8 @@ impl Pairs {
                 }
                 Step::ConnectAt(at) if now >= at => {
                     let cm = CmId::new(&self.device, &self.events);
-                    let peer = SocketAddr::new(pair.names.peer, config().pairing_port.unwrap_or(0));
+                    let port = config().pairing_port.and_then(|base| port_of(base, pair.names.peer_number));
+                    let peer = SocketAddr::new(pair.names.peer, port.unwrap_or(0));
                     let begun = cm
                         .bind(SocketAddr::new(pair.names.local, 0))
                         .and_then(|()| cm.resolve_address(peer, RESOLVE));
@@ -379,6 +425,15 @@ mod tests {
         pending.add(new, until, 0);
         assert_eq!(pending.0.len(), MOST_PENDING);
         assert_eq!(pending.take(|peer, _| peer == new), Some(0));
+    }
+
+    #[test]
+    fn the_number_of_a_queue_pair_names_the_port_of_its_process() {
+        assert_eq!(port_of(4794, 2), Some(4794));
+        let last = first_number(MAX_PROCESSES) - 1;
+        assert_eq!(last, 0xff_ffff, "the numbers have 24 bits");
+        assert_eq!(port_of(4794, last), Some(4809));
+        assert_eq!(port_of(u16::MAX, last), None);
     }
 
     #[test]

@@ -258,8 +258,12 @@ impl Qp {
             own_number: self.number,
             peer_number: attributes.dest_qp_num,
         };
-        if names.peer == names.local || names.peer.is_ipv4() != local.is_ipv4() {
+        if names.peer.is_ipv4() != local.is_ipv4() {
             return Err(Errno::EINVAL);
+        }
+        if names.peer == names.local && names.peer_number == names.own_number {
+            failure::explain(&"a queue pair cannot be connected with itself: connect two queue pairs");
+            return Err(Errno::EOPNOTSUPP);
         }
         let pairing = card.pairing()?;
         self.is_paired.store(true, Ordering::Release);

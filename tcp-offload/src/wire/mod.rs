@@ -31,6 +31,11 @@ pub use template::Template;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Mac(pub [u8; 6]);
 
+impl Mac {
+    /// The address of both ends of a connection within this host, as of the kernel's `lo`. No station of a network has it.
+    pub const LOOPED: Self = Self([0; 6]);
+}
+
 /// The four-tuple of a connection, as seen from this end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {

@@ -26,12 +26,13 @@ use xwarp_tcp::{
 use super::{
     cm::table::CmTable,
     engines::Common,
-    failure::{Answer, DeviceFailed},
+    failure::{Answer, ClosedInterface, DeviceFailed},
     gather::Gathered,
 };
 use crate::{
     fork::ForkMark,
     interface::{Interface, InterfaceChange, Resolver},
+    local::Local,
     system::{Clock, Doorbell, lock},
     ticks::TickClock,
 };
@@ -61,6 +62,8 @@ pub(crate) struct State {
     clock: TickClock,
     /// The time of the next check for changes of the interface.
     pub(super) ask_changes_at: Instant,
+    /// The link has a loop for connections to our own addresses.
+    loops: bool,
 }
 
 /// The parts of a new [`SharedEngine`].
@@ -163,6 +166,9 @@ fn event_of(change: &InterfaceChange) -> Option<AsyncEvent> {
 impl State {
     /// Time until the engine must run unless a frame arrives or a verb is called.
     pub(super) fn quiet_for(&self, now: Instant) -> Option<Duration> {
+        if self.link.has_frames() {
+            return Some(Duration::ZERO);
+        }
         // Ports are released when changes are asked for.
         let release = self.cm.next_rest_end().map(|at| at.max(self.ask_changes_at));
         let deadline = self.engine.next_deadline().into_iter().chain(release).min();
@@ -174,6 +180,16 @@ impl State {
             return Some(timer.map_or(CHANGE_EVERY, |t| t.min(CHANGE_EVERY)));
         }
         timer
+    }
+
+    /// Makes the frames to our own addresses return to us, from now on.
+    pub(super) fn loop_own_frames(&mut self) {
+        if !self.loops {
+            let closed = Box::new(ClosedInterface::of(&*self.link));
+            let link = std::mem::replace(&mut self.link, closed);
+            self.link = Box::new(Local::over(link));
+            self.loops = true;
+        }
     }
 
     /// Asks the kernel for next hops that the engine wants to look up, a bounded number at a time.
@@ -197,7 +213,7 @@ impl SharedEngine {
             clock: common.clock,
             common,
             kicker,
-            state: Mutex::new(State { engine, link, cm, clock, ask_changes_at: Instant::ZERO }),
+            state: Mutex::new(State { engine, link, cm, clock, ask_changes_at: Instant::ZERO, loops: false }),
             application_progress,
             has_thread,
             resolver,

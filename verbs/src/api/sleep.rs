@@ -413,7 +413,10 @@ impl SharedEngine {
         }
         let quiet = self.guarded(self.lock(), |state| {
             let quiet = state.quiet_for(self.clock.now());
-            if state.engine.wants_to_transmit() { quiet } else { quiet.map(|quiet| quiet.max(DEADLINE_WAIT)) }
+            if state.engine.wants_to_transmit() || state.link.has_frames() {
+                return quiet;
+            }
+            quiet.map(|quiet| quiet.max(DEADLINE_WAIT))
         });
         self.until_kick(quiet.flatten())
     }

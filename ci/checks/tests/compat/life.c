@@ -106,11 +106,121 @@ static void daemon_inherits(char **arguments)
     bind_at(arguments);
 }
 
+struct end {
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    union ibv_gid gid;
+    char memory[4096];
+};
+
+static void make_end(struct end *end, struct ibv_context *context)
+{
+    end->context = context;
+    end->pd = ibv_alloc_pd(context);
+    end->cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = {
+        .send_cq = end->cq, .recv_cq = end->cq, .qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1, 0}};
+    end->qp = ibv_create_qp(end->pd, &init);
+    end->mr = ibv_reg_mr(end->pd, end->memory, sizeof end->memory,
+                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    if (!end->qp || !end->mr || ibv_query_gid(context, 1, 0, &end->gid))
+        fail("make_end");
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+                               .port_num = 1,
+                               .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
+    if (ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+        fail("INIT");
+}
+
+static int connect_end(struct end *end, union ibv_gid gid, uint32_t number)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
+                               .path_mtu = IBV_MTU_1024,
+                               .dest_qp_num = number,
+                               .max_dest_rd_atomic = 1,
+                               .min_rnr_timer = 12,
+                               .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}}};
+    if (ibv_modify_qp(end->qp, &attr,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+        return -1;
+    attr.qp_state = IBV_QPS_RTS;
+    attr.timeout = 14;
+    attr.retry_cnt = attr.rnr_retry = 7;
+    attr.max_rd_atomic = 1;
+    if (ibv_modify_qp(end->qp, &attr,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                          IBV_QP_MAX_QP_RD_ATOMIC))
+        fail("RTS");
+    return 0;
+}
+
+static void completes(struct end *end, enum ibv_wc_opcode opcode)
+{
+    struct ibv_wc wc;
+    int found;
+    while (!(found = ibv_poll_cq(end->cq, 1, &wc)))
+        ;
+    if (found < 0 || wc.status != IBV_WC_SUCCESS || wc.opcode != opcode) {
+        printf("a completion: %s, opcode %d\n", ibv_wc_status_str(wc.status), wc.opcode);
+        _Exit(1);
+    }
+}
+
+// own: two queue pairs of this process exchange data by number; one with itself is refused.
+static void connect_own(void)
+{
+    static struct end ends[2];
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
+    if (!context)
+        fail("ibv_open_device");
+    for (int i = 0; i < 2; i++)
+        make_end(&ends[i], context);
+    if (!connect_end(&ends[0], ends[0].gid, ends[0].qp->qp_num))
+        fail("a queue pair is its own peer");
+    printf("with itself: %s\n", strerror(errno));
+    for (int i = 0; i < 2; i++)
+        if (connect_end(&ends[i], ends[!i].gid, ends[!i].qp->qp_num))
+            fail("RTR");
+    for (int i = 0; i < 2; i++) {
+        struct end *from = &ends[i], *to = &ends[!i];
+        struct ibv_sge to_here = {(uintptr_t)to->memory + 2048, 2048, to->mr->lkey};
+        struct ibv_recv_wr receive = {.sg_list = &to_here, .num_sge = 1}, *bad_receive;
+        memset(from->memory, 'a' + i, 2048);
+        struct ibv_sge from_here = {(uintptr_t)from->memory, 2048, from->mr->lkey};
+        struct ibv_send_wr send = {.sg_list = &from_here, .num_sge = 1, .opcode = IBV_WR_SEND,
+                                   .send_flags = IBV_SEND_SIGNALED};
+        struct ibv_send_wr *bad;
+        if (ibv_post_recv(to->qp, &receive, &bad_receive) || ibv_post_send(from->qp, &send, &bad))
+            fail("post");
+        completes(to, IBV_WC_RECV);
+        completes(from, IBV_WC_SEND);
+        if (to->memory[2048] != 'a' + i || to->memory[4095] != 'a' + i)
+            fail("other bytes arrived");
+        struct ibv_send_wr read = {.sg_list = &from_here, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+                                   .send_flags = IBV_SEND_SIGNALED,
+                                   .wr.rdma = {(uintptr_t)to->memory + 2048, to->mr->rkey}};
+        memset(from->memory, 0, 2048);
+        if (ibv_post_send(from->qp, &read, &bad))
+            fail("post");
+        completes(from, IBV_WC_RDMA_READ);
+        if (from->memory[0] != 'a' + i || from->memory[2047] != 'a' + i)
+            fail("other bytes were read");
+    }
+    printf("both directions\n");
+}
+
 int main(int count, char **arguments)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (count == 4 && !strcmp(arguments[1], "bind"))
         bind_at(arguments + 2);
+    else if (count == 2 && !strcmp(arguments[1], "own"))
+        connect_own();
     else if (count == 3 && !strcmp(arguments[1], "reopen"))
         reopen(atoi(arguments[2]));
     else if (count == 4 && !strcmp(arguments[1], "daemon"))

@@ -27,6 +27,7 @@ use crate::{
         shared::{SharedEngine, State},
     },
     interface::{Interface, PortReservation, Route, RouteError},
+    local,
 };
 
 /// Time limit of one request to the resolver; closing a device waits for it.
@@ -195,19 +196,24 @@ impl CmId {
     /// Resolves the path to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
     /// [`EventKind::AddressError`] at the latest after `limit`.
     ///
-    /// A loopback address (`localhost`) stands for the bound or the first address of an interface that a helper shares, because
-    /// no loopback address is on the interface; [`peer_address`](Self::peer_address) is that address then.
+    /// A loopback address (`localhost`) stands for the bound or the first address of the interface, because no loopback address is
+    /// on it; [`peer_address`](Self::peer_address) is that address then.
     pub fn resolve_address(&self, peer: SocketAddr, limit: Duration) -> Result<(), CmError> {
-        let (source, peer) = self.step(
+        let (source, peer, own) = self.step(
             "resolve_address",
             |p| matches!(p, CmState::Idle),
             |state, _| {
-                let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok((None, peer)) };
+                let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok((None, peer, None)) };
                 entry.state = CmState::Resolving;
                 let source = entry.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
-                Ok((source, on_interface(&*state.link, peer, source)))
+                let peer = on_interface(&*state.link, peer, source);
+                Ok((source, peer, local::route(&*state.link, peer.ip(), source)))
             },
         )?;
+        if let Some(answer) = own {
+            self.home().with(|state, _| state.resolved(self.key, peer, answer));
+            return Ok(());
+        }
         let shared = self.home();
         match shared.resolver.resolve(peer.ip(), source, Duration::ZERO) {
             Err(RouteError::TimedOut(_)) if !limit.is_zero() => {
@@ -270,6 +276,9 @@ impl CmId {
             "connect",
             |p| matches!(p, CmState::RouteResolved(_)),
             |state, now| {
+                if state.cm.entries.get(&self.key).is_some_and(|entry| entry.is_looped()) {
+                    state.loop_own_frames();
+                }
                 let State { cm, engine, link, .. } = state;
                 let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
                 // A port that was bound, or reserved by a call on another thread, takes precedence over the new
@@ -283,6 +292,9 @@ impl CmId {
                 let path = |port: &LocalPort| route.path(port.reservation.port, peer);
                 let fallbacks = ports.fallbacks.iter().map(path).collect();
                 let path = path(&ports.port);
+                if path.flow.local == path.flow.remote {
+                    return Err(CmError::State { call: "connect", state: "bound to its peer's address and port" });
+                }
                 let params = ConnectParams { ird, ord, private_data, framing, fallbacks };
                 engine.connect(now, &mut **link, qp, path, params)?;
                 tracing::debug!(qp = qp.number(), local = %path.flow.local, remote = %path.flow.remote, "connecting");
@@ -502,7 +514,7 @@ impl Drop for CmId {
     }
 }
 
-/// The address that a loopback address stands for on a shared interface; all others stand for themselves.
+/// The address that a loopback address stands for; all others stand for themselves.
 fn on_interface(link: &dyn Interface, peer: SocketAddr, source: Option<IpAddr>) -> SocketAddr {
     if !peer.ip().is_loopback() {
         return peer;
@@ -511,10 +523,8 @@ fn on_interface(link: &dyn Interface, peer: SocketAddr, source: Option<IpAddr>) 
     let same_family = |address: &IpAddr| address.is_ipv4() == peer.is_ipv4();
     let link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let usable = |address: &IpAddr| same_family(address) && !link_local(address);
-    match source.into_iter().chain(attributes.addresses).find(usable) {
-        Some(address) if attributes.shared => SocketAddr::new(address, peer.port()),
-        _ => peer,
-    }
+    let address = source.into_iter().chain(attributes.addresses).find(usable);
+    address.map_or(peer, |address| SocketAddr::new(address, peer.port()))
 }
 
 impl State {

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     api::{device::DeviceInner, shared::State},
-    interface::{PortReservation, Route},
+    interface::{Mac, PortReservation, Route},
 };
 
 /// The name of an identifier in events, never reused in the life of a device.
@@ -107,6 +107,11 @@ pub(super) struct Identifier {
 }
 
 impl Identifier {
+    /// Whether the resolved peer is an address of ours, whose frames the link must loop.
+    pub(super) fn is_looped(&self) -> bool {
+        matches!(self.state, CmState::RouteResolved(route) if route.next_hop_mac == Mac::LOOPED)
+    }
+
     pub(super) fn new(channel: &Arc<ChannelQueue>) -> Self {
         Self {
             channel: Arc::clone(channel),
