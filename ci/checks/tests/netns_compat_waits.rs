@@ -56,3 +56,12 @@ fn netns_compat_waits_end_by_signals_and_cancellation() {
     let address = lab.address(Side::B, Family::V4);
     assert!(run(&lab, Side::A, &format!("{program} {address} {ABSENT}")).unwrap().contains("done"));
 }
+
+/// A program whose event thread frees a connection at DISCONNECTED has polled the connection's completions by then, unless its thread of
+/// completions is much slower than usual (`docs/decisions/0025-disconnected-waits-for-completions.md`).
+#[test]
+fn netns_compat_waits_for_completions_before_disconnected() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let program = compiled(&lab, "order", &["-libverbs", "-lrdmacm", "-lpthread"]).unwrap();
+    both(&lab, &program, "", "");
+}

@@ -226,6 +226,9 @@ extern "C" fn get_cm_event(channel: Handle<Channel>, out: Out<*mut rdma_cm_event
         let channel = channel.object()?;
         channel.reads(true);
         let next = channel.next(false);
+        if let Ok(Next::Found(event)) = &next {
+            event.hold_back();
+        }
         channel.reads(matches!(next, Ok(Next::Sleep(_))));
         match next? {
             Next::Sleep(units) => Ok(Next::Sleep(units)),

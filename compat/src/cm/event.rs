@@ -1,6 +1,12 @@
 //! Events of the connection manager: the events of an identifier in the terms of librdmacm for an iWARP device.
 
-use std::{ffi::c_int, ptr, sync::Arc};
+use std::{
+    ffi::c_int,
+    ptr,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use nix::errno::Errno;
 use xwarp_verbs::{
@@ -19,6 +25,10 @@ use crate::{
     verbs::text::name,
     wait::lock,
 };
+
+/// Longest time for which `DISCONNECTED` waits for the program to poll the completions of before, and the interval in which this looks.
+const HOLD: Duration = Duration::from_millis(3);
+const LOOK: Duration = Duration::from_micros(200);
 
 /// An event that the program has not acknowledged.
 pub struct CmEvent {
@@ -72,6 +82,19 @@ impl CmEvent {
     /// The end of a connection that ended with its queue pair.
     pub fn disconnected(id: &Arc<Id>) -> Option<Arc<Self>> {
         Self::new(id, None, event::DISCONNECTED, Fields::default())
+    }
+
+    /// Holds the end of a connection back while completions wait for another thread of the program, at most for [`HOLD`]
+    /// (`docs/decisions/0025-disconnected-waits-for-completions.md`).
+    pub fn hold_back(&self) {
+        if self.kind() != event::DISCONNECTED || lock(&self.owner.inner).is_sync {
+            return;
+        }
+        let begin = Instant::now();
+        // No reference is kept during the sleeps: the other thread may destroy the queues.
+        while self.owner.qp().is_some_and(|qp| qp.has_unpolled()) && begin.elapsed() < HOLD {
+            thread::sleep(LOOK);
+        }
     }
 
     pub fn kind(&self) -> c_int {

@@ -51,7 +51,7 @@ pub struct Qp {
     pub qp: QueuePair,
     pub context: Arc<Context>,
     _pd: Arc<Pd>,
-    _cqs: [Arc<Cq>; 2],
+    cqs: [Arc<Cq>; 2],
     _srq: Option<Arc<Srq>>,
     number: u32,
     cap: ibv_qp_cap,
@@ -131,7 +131,7 @@ impl Qp {
             qp,
             context: Arc::clone(&context),
             _pd: Arc::clone(pd),
-            _cqs: [send_cq, recv_cq],
+            cqs: [send_cq, recv_cq],
             _srq: srq,
             number,
             cap: *cap,
@@ -164,6 +164,11 @@ impl Qp {
             QpState::Closing => qp_state::SQD,
             QpState::Terminate | QpState::Error => qp_state::ERR,
         }
+    }
+
+    /// Whether completions wait to be polled in its completion queues.
+    pub fn has_unpolled(&self) -> bool {
+        self.cqs.iter().any(|cq| !cq.cq.is_empty())
     }
 
     /// Stores a state that the connection manager or the program set.

@@ -308,6 +308,11 @@ impl CompletionQueue {
         self.0.device.shared().registry(|registry| registry.resize_cq(self.0.id, capacity))
     }
 
+    /// Whether no completion waits to be polled. Does not run the engine.
+    pub fn is_empty(&self) -> bool {
+        self.0.ring.is_empty()
+    }
+
     /// Whether the queue has overflowed. It then accepts no more entries.
     pub fn overflowed(&self) -> bool {
         self.0.ring.overflowed()
