@@ -648,7 +648,7 @@ mod tests {
     fn a_pointer_leads_back_to_its_object() {
         let handle = Handle::publish(Arc::new(Sample { number: 7, c: CPart::new(9) }));
         assert_eq!(handle.alive().map(|sample| (sample.number, sample.c.update(|c| *c))), Some((7, 9)));
-        assert_eq!(handle.alive().map(|sample| sample.c_ptr()), Some(handle.as_ptr()));
+        assert_eq!(handle.alive().map(Object::c_ptr), Some(handle.as_ptr()));
         handle.withdraw().unwrap();
         assert_eq!(handle.object().map(drop), Err(Errno::EINVAL));
     }

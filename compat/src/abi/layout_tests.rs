@@ -534,6 +534,9 @@ fn is_older(ours: &str, theirs: &str) -> bool {
     })
 }
 
+/// Numbers the directories of this process's comparisons.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
 /// Compares with the headers in `include`, or those of the system.
 fn compare(include: Option<&Path>) {
     let mut layouts = Layouts::default();
@@ -553,7 +556,6 @@ fn compare(include: Option<&Path>) {
     ] {
         add(&mut layouts);
     }
-    static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let directory = std::env::temp_dir().join(format!("xwarp-layout-{}-{number}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();

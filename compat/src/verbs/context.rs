@@ -338,9 +338,7 @@ pub extern "C" fn ibv_query_pkey(context: Handle<Context>, port: u8, index: c_in
 
 pub extern "C" fn ibv_get_pkey_index(context: Handle<Context>, port: u8, pkey: u16) -> c_int {
     // rdma-core looks for the index in files, and there is none with another key.
-    minus_one(
-        context.object().and_then(|_| if port == 1 && pkey == PKEY { Ok(()) } else { Err(Errno::ENOENT) }),
-    )
+    minus_one(context.object().and(if port == 1 && pkey == PKEY { Ok(()) } else { Err(Errno::ENOENT) }))
 }
 
 pub extern "C" fn ibv_create_comp_channel(context: Handle<Context>) -> Handle<channel::CompChannel> {

@@ -8,8 +8,10 @@ use crate::{
 
 type Say = fn(&mut End, STag, STag);
 
-/// One operation for each right, and the error of a peer without it.
-const OPERATIONS: [(Say, Access, fn() -> StreamError); 3] = [
+/// An operation, the right that it needs, and the error of a peer without it.
+type Case = (Say, Access, fn() -> StreamError);
+
+const OPERATIONS: [Case; 3] = [
     (
         |a, key, _| a.post_with(1, write_to(key, 0), Payload::Inline(&[9; 8]), SendFlags::SIGNALED),
         Access::REMOTE_WRITE,
