@@ -12,7 +12,7 @@
 use std::{fmt, io, marker::PhantomData, ptr::NonNull, sync::Arc};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use xwarp_tcp::copy;
+use xwarp_tcp::copy::{self, Fault};
 
 /// Size of the pages of [`Pages::Huge`], as a power of two.
 const HUGE_PAGE_BITS: u8 = 21;
@@ -41,6 +41,10 @@ pub enum AccessError {
     /// A write to memory that was declared read-only.
     #[error("the memory is read-only")]
     ReadOnly,
+    /// The memory is not mapped any more, or is protected, against the promise of its owner. Only reported where a signal handler
+    /// uses [`landing`](copy::landing); otherwise the process ends.
+    #[error(transparent)]
+    Fault(#[from] Fault),
 }
 
 /// Which pages back an owned memory.
@@ -103,31 +107,31 @@ impl Reader<'_> {
 
     /// Copies the next bytes to all of `out`. Returns false, and has copied nothing, if the range has fewer.
     #[inline]
-    pub(crate) fn read_gapped(&mut self, out: &mut copy::GappedMut<'_>) -> bool {
+    pub(crate) fn read_gapped(&mut self, out: &mut copy::GappedMut<'_>) -> Result<bool, Fault> {
         let n = out.len;
         if n > self.left {
-            return false;
+            return Ok(false);
         }
         // SAFETY: as in `read`.
-        unsafe { copy::read_gapped(self.from, out) };
+        unsafe { copy::read_gapped(self.from, out) }?;
         // SAFETY: `n <= left`, so the address lies in the memory or one past its end.
         self.from = unsafe { self.from.add(n) };
         self.left -= n;
-        true
+        Ok(true)
     }
 
     /// Copies the next bytes to `out`. Returns their number, which is less than that of `out` only at the end of the range.
     #[inline]
-    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> Result<usize, Fault> {
         let n = out.len().min(self.left);
-        let Some(out) = out.get_mut(..n) else { return 0 };
+        let Some(out) = out.get_mut(..n) else { return Ok(0) };
         // SAFETY: the next `left` bytes are mapped, because the handle that this borrows keeps them so; a live exclusive
         // slice does not overlap them.
-        unsafe { copy::read(self.from, out) };
+        unsafe { copy::read(self.from, out) }?;
         // SAFETY: `n <= left`, so the address lies in the memory or one past its end.
         self.from = unsafe { self.from.add(n) };
         self.left -= n;
-        n
+        Ok(n)
     }
 }
 
@@ -139,15 +143,14 @@ macro_rules! words {
             let at = self.word(offset, size_of::<$word>())?;
             // SAFETY: `word` checked that the bytes lie inside the memory and are aligned; the backing is
             // alive while `self` is.
-            Ok(unsafe { copy::$load(at.cast()) })
+            Ok(unsafe { copy::$load(at.cast()) }?)
         }
 
         #[doc = concat!("Stores the aligned ", $name, " at `offset` (host byte order) in one piece, after everything that this thread wrote before (release).")]
         pub fn $store(&self, offset: usize, value: $word) -> Result<(), AccessError> {
             let at = self.writable()?.word(offset, size_of::<$word>())?;
             // SAFETY: as in the load above; the memory is writable.
-            unsafe { copy::$store(at.cast(), value) };
-            Ok(())
+            Ok(unsafe { copy::$store(at.cast(), value) }?)
         }
     )*};
 }
@@ -176,7 +179,8 @@ impl Memory {
     /// registered with it counts as one clone until it is deregistered, and a fast region until it is
     /// invalidated or dropped, which is immediate; a work request for a fast registration until it completes):
     /// - the `len` bytes at `base` stay mapped, readable, and writable (if they are not, use
-    ///   [`Memory::borrowed_read_only`]);
+    ///   [`Memory::borrowed_read_only`]), or a handler of SIGSEGV and SIGBUS makes accesses that fault return
+    ///   [`AccessError::Fault`] (see [`landing`](copy::landing)) and nothing else is mapped there;
     /// - nobody holds or makes a Rust reference (`&` or `&mut`) that overlaps them, except to types with
     ///   interior mutability (`UnsafeCell`, atomics);
     /// - accesses by others at a time when the device may access the same bytes (for as long as a peer may read or
@@ -238,8 +242,7 @@ impl Memory {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
         let from = self.range(offset, out.len())?;
         // SAFETY: `range` checked the source, which is mapped; a live exclusive slice does not overlap it.
-        unsafe { copy::read(from, out) };
-        Ok(())
+        Ok(unsafe { copy::read(from, out) }?)
     }
 
     /// A reader of the `len` bytes from `offset`.
@@ -253,8 +256,7 @@ impl Memory {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
         let to = self.writable()?.range(offset, bytes.len())?;
         // SAFETY: `range` checked the destination, which is mapped and writable; a live slice does not overlap it.
-        unsafe { copy::write(to, bytes) };
-        Ok(())
+        Ok(unsafe { copy::write(to, bytes) }?)
     }
 
     /// As [`write`](Self::write), for bytes between gaps.
@@ -263,8 +265,7 @@ impl Memory {
     pub fn write_gapped(&self, offset: usize, source: &copy::Gapped<'_>) -> Result<(), AccessError> {
         let to = self.writable()?.range(offset, source.len)?;
         // SAFETY: as in `write`.
-        unsafe { copy::write_gapped(to, source) };
-        Ok(())
+        Ok(unsafe { copy::write_gapped(to, source) }?)
     }
 
     /// Copies `len` bytes from `offset` to `to_offset` of `to`, which may be the same memory and overlap.
@@ -312,10 +313,10 @@ impl Memory {
     ) -> Result<u64, AccessError> {
         let at: *mut u64 = self.writable()?.word(offset, size_of::<u64>())?.cast();
         // SAFETY: inside, aligned, alive.
-        let mut seen = unsafe { copy::load_u64(at) };
+        let mut seen = unsafe { copy::load_u64(at) }?;
         while let Some(new) = f(seen) {
             // SAFETY: as above, and the memory is writable.
-            let before = unsafe { copy::compare_exchange_u64(at, seen, new) };
+            let before = unsafe { copy::compare_exchange_u64(at, seen, new) }?;
             if before == seen {
                 break;
             }

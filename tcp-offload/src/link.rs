@@ -346,6 +346,13 @@ impl<'a> FrameWriter<'a> {
         self.position - self.chunk_start
     }
 
+    /// Moves the write position back to `position`, as if nothing had been written since.
+    #[cold]
+    pub(crate) fn rewind(&mut self, position: usize) {
+        (self.chunk, self.chunk_start) = (0, 0);
+        self.start(position, self.limit);
+    }
+
     /// Bytes from the frame's start to the write position.
     pub fn position(&self) -> usize {
         self.position

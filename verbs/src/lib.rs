@@ -113,6 +113,7 @@ pub use xwarp_rnic::{
     StreamError, TaggedOffset, TerminateHeader, Versions, WcStatus, WorkCompletion, WorkRequest,
 };
 pub use xwarp_tcp::{
+    copy::landing as fault_landing,
     framing::{FramingConfig, FramingError},
     mpa::{Markers, MpaConfig, MpaError, RequestRevision, Rtr},
     rdma_tcp::{RdmaTcpConfig, SegmentError},

@@ -192,7 +192,7 @@ fn atomic_error(error: AccessError) -> RdmapError {
     match error {
         AccessError::Unaligned { .. } => RdmapError::StreamCatastrophic,
         AccessError::OutOfBounds { .. } => RdmapError::Bounds,
-        AccessError::ReadOnly => RdmapError::AccessRights,
+        AccessError::ReadOnly | AccessError::Fault(_) => RdmapError::AccessRights,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Lists of memory pieces to which keys gave access, and copies between them and private buffers.
 
 use smallvec::SmallVec;
-use xwarp_tcp::copy::GappedMut;
+use xwarp_tcp::copy::{Fault, GappedMut};
 
 use super::{
     grant::Keys,
@@ -178,7 +178,7 @@ impl<'k> Stretches<'k> {
         }
     }
 
-    /// Copies `bytes` to the next bytes; returns false if the memory is read-only.
+    /// Copies `bytes` to the next bytes; returns false if the memory is read-only, or is gone.
     #[inline]
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
@@ -238,20 +238,27 @@ impl<'k> Gather<'k> {
 
     /// Copies the next bytes into all of `out`.
     #[inline]
-    pub(crate) fn read(&mut self, out: &mut GappedMut<'_>) {
-        if !self.reader.read_gapped(out) {
-            out.for_each(|space| self.read_on(space));
+    pub(crate) fn read(&mut self, out: &mut GappedMut<'_>) -> Result<(), Fault> {
+        if self.reader.read_gapped(out)? {
+            return Ok(());
         }
+        let mut done = Ok(());
+        out.for_each(|space| {
+            if done.is_ok() {
+                done = self.read_on(space);
+            }
+        });
+        done
     }
 
     /// Copies the rest of the stretch and the bytes of the next stretches into `out`.
     #[inline(never)]
-    fn read_on(&mut self, mut out: &mut [u8]) {
+    fn read_on(&mut self, mut out: &mut [u8]) -> Result<(), Fault> {
         loop {
-            let done = self.reader.read(out);
+            let done = self.reader.read(out)?;
             out = out.get_mut(done..).unwrap_or_default();
             let next = self.list.get(self.begun).filter(|_| !out.is_empty());
-            let Some(Stretch { memory, offset, len }) = next else { break };
+            let Some(Stretch { memory, offset, len }) = next else { return Ok(()) };
             self.begun += 1;
             // The range was checked when the list was opened, and the memory of a key never shrinks.
             self.reader = memory.reader(*offset, *len).unwrap_or_else(|_| Reader::empty());

@@ -12,7 +12,7 @@ use xwarp_tcp::ulp::Arrival;
 use super::{
     Shared,
     grant::Keys,
-    keys::User,
+    keys::{KeyError, User},
     pieces::{Extent, Stretches},
     qp::QueuePair,
     rdma_tcp::PlacedSegment,
@@ -121,7 +121,7 @@ where
     }
 }
 
-/// Copies `payload` to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only.
+/// Copies `payload` to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only, or is gone.
 #[expect(clippy::inline_always, reason = "see `QueuePair::take_usual`")]
 #[inline(always)]
 fn copy_to(payload: SegmentPayload<'_, '_>, extent: &Extent, start: u64) -> bool {
@@ -169,7 +169,7 @@ fn copy_to_list(
     stretches.is_ok_and(|stretches| copy_to_stretches(payload, stretches))
 }
 
-/// Copies `payload` to `memory`, from byte `start` on; returns false if the memory is read-only.
+/// Copies `payload` to `memory`, from byte `start` on; returns false if the memory is read-only, or is gone.
 #[inline(never)]
 fn copy_to_memory(payload: SegmentPayload<'_, '_>, memory: &Memory, start: u64) -> bool {
     let mut written = true;
@@ -177,7 +177,7 @@ fn copy_to_memory(payload: SegmentPayload<'_, '_>, memory: &Memory, start: u64) 
     written
 }
 
-/// Copies `payload` to `stretches`; returns false if memory is read-only.
+/// Copies `payload` to `stretches`; returns false if memory is read-only, or is gone.
 #[inline(never)]
 fn copy_to_stretches(payload: SegmentPayload<'_, '_>, mut stretches: Stretches<'_>) -> bool {
     let mut written = true;
@@ -284,7 +284,7 @@ impl QueuePair {
                 .find(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
                 .map_err(|error| incoming.refused(DdpError::from(error)))?;
             if !copy_to(incoming.payload, extent, start) {
-                return Err(incoming.refused(DdpError::LocalCatastrophic));
+                return Err(incoming.refused(DdpError::from(KeyError::Access)));
             }
         }
         Ok(Segment::Write { len, last: header.last })
@@ -318,7 +318,8 @@ impl QueuePair {
                     Refused::Answer(WcStatus::LocalProtection, DdpError::from(error).into(), quote)
                 })?;
             if !copy_to(incoming.payload, extent, start) {
-                return Err(incoming.refused(DdpError::LocalCatastrophic));
+                let error = DdpError::LocalCatastrophic.into();
+                return Err(Refused::Answer(WcStatus::LocalProtection, error, quote));
             }
         }
         Ok(Segment::ReadResponse(incoming.seen))

@@ -6,6 +6,7 @@
 //! [`Ulp::pull`]: xwarp_tcp::ulp::Ulp::pull
 
 use xwarp_tcp::{
+    copy::Fault,
     mpa::Rtr,
     rdma_tcp::{Order, SegmentHeader, SendControl},
     ulp::Pulled,
@@ -47,6 +48,18 @@ enum Part {
     NotAccessible,
 }
 
+impl Part {
+    /// A segment of `n` bytes, which stays in `out` if its bytes could be read.
+    #[inline]
+    fn of(n: u32, read: bool, out: &mut SegmentWriter<'_, '_, '_>) -> Self {
+        if read {
+            return Self::Written(n);
+        }
+        out.discard();
+        Self::NotAccessible
+    }
+}
+
 /// The bytes of a Send or RDMA Write from byte `sent` on.
 struct LocalPayload<'a> {
     keys: &'a Keys,
@@ -75,16 +88,18 @@ impl LocalPayload<'_> {
         }
         let (skip, len) = (sent.into(), n.into());
         if let Some(mut reader) = keys.reader(user, &entry.payload, skip, len) {
+            let mut read = Ok(true);
             out.fill(&head(n == rest), n as usize, |space| {
-                let all = reader.read_gapped(space);
-                debug_assert!(all, "the reader has the bytes of the segment");
+                let now = reader.read_gapped(space);
+                debug_assert_ne!(now, Ok(false), "the reader has the bytes of the segment");
+                read = read.and(now);
             });
-            return Part::Written(n);
+            return Part::of(n, read.is_ok(), &mut out);
         }
         match Gather::open(keys, user, Access::empty(), &entry.payload, skip, len) {
             Ok(gather) => {
-                put_gathered(&head(n == rest), n as usize, gather, out);
-                Part::Written(n)
+                let read = put_gathered(&head(n == rest), n as usize, gather, out.reborrow());
+                Part::of(n, read.is_ok(), &mut out)
             }
             Err(_) => Part::NotAccessible,
         }
@@ -111,8 +126,15 @@ fn put_inline(head: &impl Head, bytes: &[u8], mut out: SegmentWriter<'_, '_, '_>
 
 /// [`SegmentWriter::fill`] from several memories.
 #[inline(never)]
-fn put_gathered(head: &impl Head, len: usize, mut gather: Gather<'_>, mut out: SegmentWriter<'_, '_, '_>) {
-    out.fill(head, len, |space| gather.read(space));
+fn put_gathered(
+    head: &impl Head,
+    len: usize,
+    mut gather: Gather<'_>,
+    mut out: SegmentWriter<'_, '_, '_>,
+) -> Result<(), Fault> {
+    let mut read = Ok(());
+    out.fill(head, len, |space| read = read.and_then(|()| gather.read(space)));
+    read
 }
 
 impl Transmitter {
@@ -491,7 +513,13 @@ impl QueuePair {
         } else {
             let source = [Sge { key: rest.source_stag, offset: rest.source_to, len: n }];
             let opened = Gather::open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
-            let written = opened.map(|mut gather| out.fill(&header, n as usize, |space| gather.read(space)));
+            let written = opened.and_then(|gather| {
+                put_gathered(&header, n as usize, gather, out.reborrow()).map_err(|Fault| {
+                    out.discard();
+                    // The region is there, but it cannot be read.
+                    KeyError::Access
+                })
+            });
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };
                 self.fail(RdmapError::from(error).into(), quote, shared);

@@ -194,6 +194,12 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         header.write(self, len, f);
     }
 
+    /// Discards the segment that was written, because its bytes turned out not to be accessible; another one may follow instead.
+    #[cold]
+    pub(crate) fn discard(&mut self) {
+        self.out.discard();
+    }
+
     /// Writes a segment with the DDP header `header(control, versions)` and `len` bytes: at once if that is possible.
     #[inline]
     fn fill_ddp<const N: usize>(

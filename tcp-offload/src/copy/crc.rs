@@ -3,7 +3,7 @@
 //! The implementation is chosen at run time: carry-less multiplication or CRC instructions of x86-64 (`crc_x86_64`), the
 //! CRC instructions of ARMv8, otherwise the crate `crc32c`.
 
-use super::NumberedGaps;
+use super::{Fault, NumberedGaps};
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 #[path = "crc_aarch64.rs"]
@@ -29,13 +29,13 @@ mod kernel {
         _: *const u8,
         _: &mut [u8],
         _: crate::copy::NumberedGaps,
-    ) -> Option<u32> {
-        None
+    ) -> Result<Option<u32>, crate::copy::Fault> {
+        Ok(None)
     }
 }
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[path = "crc_x86_64.rs"]
-mod kernel;
+pub(super) mod kernel;
 
 /// See [`super::crc32c`].
 #[inline]
@@ -53,7 +53,12 @@ pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
 /// # Safety
 /// As [`super::read()`], for the bytes of `to` that are outside of gaps.
 #[inline]
-pub(super) unsafe fn copy(crc: u32, from: *const u8, to: &mut [u8], gaps: NumberedGaps) -> Option<u32> {
+pub(super) unsafe fn copy(
+    crc: u32,
+    from: *const u8,
+    to: &mut [u8],
+    gaps: NumberedGaps,
+) -> Result<Option<u32>, Fault> {
     // SAFETY: the caller's contract.
     unsafe { kernel::copy(crc, from, to, gaps) }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::{__crc32cb, __crc32cd};
 
-use crate::copy::NumberedGaps;
+use crate::copy::{Fault, NumberedGaps};
 
 /// Whether the processor has the instructions of [`sum`].
 #[inline]
@@ -32,6 +32,6 @@ pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
 }
 
 /// See [`super::copy`]. There is no code for one pass.
-pub(super) unsafe fn copy(_: u32, _: *const u8, _: &mut [u8], _: NumberedGaps) -> Option<u32> {
-    None
+pub(super) unsafe fn copy(_: u32, _: *const u8, _: &mut [u8], _: NumberedGaps) -> Result<Option<u32>, Fault> {
+    Ok(None)
 }

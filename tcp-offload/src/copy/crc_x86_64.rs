@@ -29,7 +29,7 @@ use std::{
     sync::atomic::{AtomicU8, Ordering},
 };
 
-use crate::copy::{NumberedGaps, read};
+use crate::copy::{Fault, NumberedGaps, access::fixed_up, read};
 
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -83,6 +83,18 @@ fn detect() -> u8 {
     };
     LEVEL.store(level, Ordering::Relaxed);
     level
+}
+
+/// Whether the processor has the instructions of [`avx512`].
+#[cfg(test)]
+pub(in crate::copy) fn has_512() -> bool {
+    level() >= FOLD_512
+}
+
+/// Whether the processor has the instructions of [`avx2`].
+#[cfg(test)]
+pub(in crate::copy) fn has_256() -> bool {
+    level() >= FOLD_256
 }
 
 /// Fewer bytes than this are summed in one stream, whatever the processor has.
@@ -227,23 +239,29 @@ fn reduce(x: __m128i) -> u32 {
 }
 
 /// Fewest bytes that are worth copying and summing in one pass.
-const LEAST_COPIED: usize = 1024;
+pub(in crate::copy) const LEAST_COPIED: usize = 1024;
 /// Bytes from the start of one gap to the start of the next when a copy fills the gaps.
 const SPAN: usize = 512;
 
 /// See [`super::copy`].
 #[inline]
-pub(super) unsafe fn copy(crc: u32, from: *const u8, to: &mut [u8], gaps: NumberedGaps) -> Option<u32> {
+pub(super) unsafe fn copy(
+    crc: u32,
+    from: *const u8,
+    to: &mut [u8],
+    gaps: NumberedGaps,
+) -> Result<Option<u32>, Fault> {
     if to.len() < LEAST_COPIED || !gaps.are(size_of::<u32>(), SPAN) {
-        return None;
+        return Ok(None);
     }
-    match level() {
+    let sum = match level() {
         // SAFETY: the processor has the instructions; the caller's contract.
-        FOLD_512 => Some(!unsafe { avx512::copied(!crc, from, to, gaps) }),
+        FOLD_512 => unsafe { avx512::copied(!crc, from, to, gaps) }?,
         // SAFETY: as above.
-        FOLD_256 => Some(!unsafe { avx2::copied(!crc, from, to, gaps) }),
-        _ => None,
-    }
+        FOLD_256 => unsafe { avx2::copied(!crc, from, to, gaps) }?,
+        _ => return Ok(None),
+    };
+    Ok(Some(!sum))
 }
 
 /// Defines the folding of long runs of bytes with vectors of `$bytes` bytes, by the operations of the module.
@@ -277,12 +295,12 @@ macro_rules! folding {
         /// # Safety
         /// As [`super::copy`].
         #[target_feature(enable = $features)]
-        pub(super) unsafe fn copied(
+        pub(in crate::copy) unsafe fn copied(
             sum: u32,
             mut from: *const u8,
             to: &mut [u8],
             mut gaps: NumberedGaps,
-        ) -> u32 {
+        ) -> Result<u32, Fault> {
             // So many bytes lie in front of the vectors that every later gap is the end of one.
             let first_end = gaps.first_end().filter(|end| *end <= to.len());
             let begin = first_end.map_or(0, |end| if end < $bytes { end } else { end % $bytes });
@@ -290,13 +308,13 @@ macro_rules! folding {
             let gap_len = if first_end == Some(begin) { gaps.len() } else { 0 };
             let (bytes, gap) = front.split_at_mut(begin - gap_len);
             // SAFETY: the caller's contract; no gap is in `bytes`.
-            unsafe { read(from, bytes) };
+            unsafe { read(from, bytes) }?;
             // SAFETY: the address lies in the memory, or one past its end.
             from = unsafe { from.add(bytes.len()) };
             if let Some(gap) = gap.first_chunk_mut() {
                 *gap = gaps.next();
             }
-            let mut folded = Folded { last: [zero(); 4], sum: one_stream(sum, front) };
+            let mut folded = Folded { last: [zero(); 4], sum: one_stream(sum, front), faulted: 0 };
 
             // Vectors up to the end of the first gap, spans up to the end of each later one, and the vectors behind the last one.
             let (before, rest) = rest.split_at_mut(first_end.map_or(0, |end| end - begin));
@@ -313,12 +331,16 @@ macro_rules! folding {
             let (vectors, tail) = rest.as_chunks_mut();
             for to in vectors {
                 // SAFETY: the caller's contract; no gap is in the vector.
-                folded.put(to, unsafe { load_shared(&mut from) });
+                let vector = unsafe { load_shared(&mut from, &mut folded.faulted) };
+                folded.put(to, vector);
+            }
+            if folded.faulted != 0 {
+                return Err(Fault);
             }
             let sum = reduce(join(together(folded.last)));
             // SAFETY: the caller's contract; `tail` is shorter than a vector, so no gap is in it.
-            unsafe { read(from, tail) };
-            one_stream(sum, tail)
+            unsafe { read(from, tail) }?;
+            Ok(one_stream(sum, tail))
         }
 
         /// Vectors that are folded one after the other.
@@ -327,6 +349,8 @@ macro_rules! folding {
             last: [$vector; 4],
             /// The sum of what is in front of the first vector; 0 behind it.
             sum: u32,
+            /// 1: the load of a vector has faulted, and the vectors since then are undefined.
+            faulted: u32,
         }
 
         impl Folded {
@@ -350,10 +374,12 @@ macro_rules! folding {
                 let Some((last, others)) = to.as_chunks_mut().0.split_last_mut() else { return };
                 for to in others {
                     // SAFETY: the caller's contract.
-                    self.put(to, unsafe { load_shared(from) });
+                    let vector = unsafe { load_shared(from, &mut self.faulted) };
+                    self.put(to, vector);
                 }
                 // SAFETY: the caller's contract.
-                self.put(last, unsafe { load_shared_before(from, gap) });
+                let vector = unsafe { load_shared_before(from, gap, &mut self.faulted) };
+                self.put(last, vector);
             }
         }
 
@@ -369,15 +395,15 @@ macro_rules! folding {
     };
 }
 
-mod avx512 {
+pub(in crate::copy) mod avx512 {
     //! Vectors of 64 bytes.
 
     use super::{
         __m128i, __m512i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm512_broadcast_i32x4,
         _mm512_castsi512_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
         _mm512_maskz_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
-        _mm512_xor_si512, _mm512_zextsi128_si512, NumberedGaps, SPAN, VECTOR_512, asm, distance, fold_128,
-        mem, one_stream, read, reduce,
+        _mm512_xor_si512, _mm512_zextsi128_si512, Fault, NumberedGaps, SPAN, VECTOR_512, asm, distance,
+        fixed_up, fold_128, mem, one_stream, read, reduce,
     };
 
     folding!(VECTOR_512, __m512i, "avx512f,vpclmulqdq,sse4.2,pclmulqdq");
@@ -394,11 +420,20 @@ mod avx512 {
     /// The bytes must be mapped and readable.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn load_shared(from: &mut *const u8) -> __m512i {
+    unsafe fn load_shared(from: &mut *const u8, faulted: &mut u32) -> __m512i {
         let vector;
         // SAFETY: the caller's contract, also for the address behind the bytes.
         unsafe {
-            asm!("vmovdqu64 {v}, [{f}]", v = out(zmm_reg) vector, f = in(reg) *from, options(nostack, preserves_flags));
+            asm!(
+                "2:",
+                "vmovdqu64 {v}, [{f}]",
+                "3:",
+                fixed_up!(),
+                v = out(zmm_reg) vector,
+                f = in(reg) *from,
+                e = inout(reg) *faulted,
+                options(nostack, preserves_flags),
+            );
             *from = from.add(64);
         }
         vector
@@ -410,15 +445,19 @@ mod avx512 {
     /// The bytes must be mapped and readable.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn load_shared_before(from: &mut *const u8, gap: [u8; 4]) -> __m512i {
+    unsafe fn load_shared_before(from: &mut *const u8, gap: [u8; 4], faulted: &mut u32) -> __m512i {
         let mut vector = _mm512_maskz_set1_epi32(1 << 15, i32::from_le_bytes(gap));
         // SAFETY: the caller's contract, also for the address behind the bytes; masked words are not accessed.
         unsafe {
             asm!(
+                "2:",
                 "vmovdqu32 {v}{{{k}}}, [{f}]",
+                "3:",
+                fixed_up!(),
                 v = inout(zmm_reg) vector,
                 k = in(kreg) 0x7fff_u16,
                 f = in(reg) *from,
+                e = inout(reg) *faulted,
                 options(nostack, preserves_flags),
             );
             *from = from.add(60);
@@ -474,15 +513,15 @@ mod avx512 {
     }
 }
 
-mod avx2 {
+pub(in crate::copy) mod avx2 {
     //! Vectors of 32 bytes.
 
     use super::{
         __m128i, __m256i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm256_blend_epi32,
         _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128,
         _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_set_epi32, _mm256_set1_epi32,
-        _mm256_setzero_si256, _mm256_storeu_si256, _mm256_xor_si256, _mm256_zextsi128_si256, NumberedGaps,
-        SPAN, VECTOR_256, asm, distance, fold_128, mem, one_stream, read, reduce,
+        _mm256_setzero_si256, _mm256_storeu_si256, _mm256_xor_si256, _mm256_zextsi128_si256, Fault,
+        NumberedGaps, SPAN, VECTOR_256, asm, distance, fixed_up, fold_128, mem, one_stream, read, reduce,
     };
 
     folding!(VECTOR_256, __m256i, "avx2,vpclmulqdq,sse4.2,pclmulqdq");
@@ -499,11 +538,20 @@ mod avx2 {
     /// The bytes must be mapped and readable.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_shared(from: &mut *const u8) -> __m256i {
+    unsafe fn load_shared(from: &mut *const u8, faulted: &mut u32) -> __m256i {
         let vector;
         // SAFETY: the caller's contract, also for the address behind the bytes.
         unsafe {
-            asm!("vmovdqu {v}, [{f}]", v = out(ymm_reg) vector, f = in(reg) *from, options(nostack, preserves_flags));
+            asm!(
+                "2:",
+                "vmovdqu {v}, [{f}]",
+                "3:",
+                fixed_up!(),
+                v = out(ymm_reg) vector,
+                f = in(reg) *from,
+                e = inout(reg) *faulted,
+                options(nostack, preserves_flags),
+            );
             *from = from.add(32);
         }
         vector
@@ -515,16 +563,20 @@ mod avx2 {
     /// The bytes must be mapped and readable.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_shared_before(from: &mut *const u8, gap: [u8; 4]) -> __m256i {
+    unsafe fn load_shared_before(from: &mut *const u8, gap: [u8; 4], faulted: &mut u32) -> __m256i {
         let words = _mm256_set_epi32(0, -1, -1, -1, -1, -1, -1, -1);
         let vector: __m256i;
         // SAFETY: the caller's contract, also for the address behind the bytes; masked words are not accessed.
         unsafe {
             asm!(
+                "2:",
                 "vpmaskmovd {v}, {k}, [{f}]",
+                "3:",
+                fixed_up!(),
                 v = out(ymm_reg) vector,
                 k = in(ymm_reg) words,
                 f = in(reg) *from,
+                e = inout(reg) *faulted,
                 options(nostack, preserves_flags),
             );
             *from = from.add(28);
@@ -609,6 +661,8 @@ mod tests {
         }
     }
 
+    type Copied = unsafe fn(u32, *const u8, &mut [u8], NumberedGaps) -> Result<u32, Fault>;
+
     /// Each of the ways that the processor has, wherever the gaps lie.
     #[test]
     fn every_way_to_copy_and_sum_agrees_with_several_passes() {
@@ -626,11 +680,12 @@ mod tests {
                     expected[at..at + 4].copy_from_slice(&(77 + 512 * number as u32).to_be_bytes());
                 }
                 let crc = ::crc32c::crc32c_append(0x1234_5678, &expected);
-                let check = |way: &str, copied: unsafe fn(u32, *const u8, &mut [u8], NumberedGaps) -> u32| {
+                let check = |way: &str, copied: Copied| {
                     let mut to = vec![0xee; len + 2];
                     let gaps = gaps.numbered(77);
                     // SAFETY: the processor has the instructions; `bytes` has the bytes of the space.
-                    let sum = unsafe { copied(!0x1234_5678, bytes.as_ptr(), &mut to[1..=len], gaps) };
+                    let sum =
+                        unsafe { copied(!0x1234_5678, bytes.as_ptr(), &mut to[1..=len], gaps) }.unwrap();
                     assert_eq!(to[1..=len], expected, "{way}, {len} bytes, first gap at {first}");
                     assert_eq!((to[0], to[len + 1]), (0xee, 0xee), "{way}, around {len} bytes");
                     assert_eq!(!sum, crc, "{way}, {len} bytes, first gap at {first}");

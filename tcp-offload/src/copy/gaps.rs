@@ -1,5 +1,7 @@
 //! Bytes with gaps between them, as a ULPDU has markers between its bytes.
 
+use super::Fault;
+
 /// The places of gaps that have one length and one distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gaps {
@@ -148,12 +150,15 @@ impl GappedMut<'_> {
     /// If a sum is wanted, lets `copy(crc, space, gaps)` write the space, which ends with the last of the bytes, and its gaps. It
     /// returns the CRC, or `None` if it has written nothing. Returns whether it has written.
     #[inline]
-    pub(crate) fn sum_by(&mut self, copy: impl FnOnce(u32, &mut [u8], NumberedGaps) -> Option<u32>) -> bool {
-        let Sum::Wanted { crc, number } = self.sum else { return false };
-        let Some(space) = self.bytes.get_mut(..self.gaps.space_of(self.len)) else { return false };
-        let done = copy(crc, space, self.gaps.numbered(number));
+    pub(crate) fn sum_by(
+        &mut self,
+        copy: impl FnOnce(u32, &mut [u8], NumberedGaps) -> Result<Option<u32>, Fault>,
+    ) -> Result<bool, Fault> {
+        let Sum::Wanted { crc, number } = self.sum else { return Ok(false) };
+        let Some(space) = self.bytes.get_mut(..self.gaps.space_of(self.len)) else { return Ok(false) };
+        let done = copy(crc, space, self.gaps.numbered(number))?;
         self.sum = done.map_or(self.sum, Sum::Done);
-        done.is_some()
+        Ok(done.is_some())
     }
 
     /// Calls `f` for each piece between two gaps.

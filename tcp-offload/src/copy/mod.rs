@@ -14,6 +14,8 @@
 //! - a copy of exactly one aligned word of 8, 4 or 2 bytes is not torn;
 //! - on x86-64 the bytes become visible in ascending order.
 //!
+//! An access to a page that is gone returns a [`Fault`] where a signal handler uses [`landing`]; see the module `fault`.
+//!
 //! On other processors, and under Miri, the shared side is accessed by relaxed atomic bytes and by atomic words.
 
 #![allow(unsafe_code)]
@@ -28,21 +30,23 @@ mod access;
 #[path = "x86_64.rs"]
 mod access;
 mod crc;
+mod fault;
 mod gaps;
 pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
+pub use fault::{Fault, landing};
 pub(crate) use gaps::NumberedGaps;
 pub use gaps::{Gapped, GappedMut, Gaps, Sum};
 
 /// Copies `out.len()` bytes from the shared memory at `from` into `out`.
 ///
 /// # Safety
-/// `from` must be valid for reads of `out.len()` bytes as far as the machine is concerned (mapped and readable); the
-/// bytes must not overlap `out`. Others may write them meanwhile.
+/// `from` must be valid for reads of `out.len()` bytes as far as the machine is concerned (mapped and readable, or faults are
+/// handled by [`landing`]); the bytes must not overlap `out`. Others may write them meanwhile.
 #[inline]
-pub unsafe fn read(from: *const u8, out: &mut [u8]) {
+pub unsafe fn read(from: *const u8, out: &mut [u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract; `out` is exclusive.
     unsafe { access::read(from, out) }
 }
@@ -50,24 +54,24 @@ pub unsafe fn read(from: *const u8, out: &mut [u8]) {
 /// Copies `bytes` to the shared memory at `to`.
 ///
 /// # Safety
-/// `to` must be valid for writes of `bytes.len()` bytes as far as the machine is concerned (mapped and writable);
-/// the bytes must not overlap `bytes`. Others may read and write them meanwhile.
+/// `to` must be valid for writes of `bytes.len()` bytes as far as the machine is concerned (mapped and writable, or faults are
+/// handled by [`landing`]); the bytes must not overlap `bytes`. Others may read and write them meanwhile.
 #[inline]
-pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
+pub unsafe fn write(to: *mut u8, bytes: &[u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
     unsafe { access::write(to, bytes) }
 }
 
 /// Copies bytes from the shared memory at `from` into all of the space of `out`, and makes its [`Sum`] if that is wanted and takes
-/// less time in the same pass.
+/// less time in the same pass. After a fault, the contents of the space and its gaps are undefined, and there is no sum.
 ///
 /// # Safety
 /// As [`read()`], for `out.len` bytes.
 #[inline]
-pub unsafe fn read_gapped(from: *const u8, out: &mut GappedMut<'_>) {
+pub unsafe fn read_gapped(from: *const u8, out: &mut GappedMut<'_>) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
-    if out.sum != Sum::Apart && unsafe { read_summed(from, out) } {
-        return;
+    if out.sum != Sum::Apart && unsafe { read_summed(from, out) }? {
+        return Ok(());
     }
     let GappedMut { bytes, len, gaps, sum } = out;
     match bytes.get_mut(..*len) {
@@ -84,7 +88,7 @@ pub unsafe fn read_gapped(from: *const u8, out: &mut GappedMut<'_>) {
 /// # Safety
 /// As [`read_gapped`].
 #[inline(never)]
-unsafe fn read_summed(from: *const u8, out: &mut GappedMut<'_>) -> bool {
+unsafe fn read_summed(from: *const u8, out: &mut GappedMut<'_>) -> Result<bool, Fault> {
     // SAFETY: the caller's contract: `space` has as many bytes outside of gaps as `out`.
     out.sum_by(|crc, space, gaps| unsafe { crc::copy(crc, from, space, gaps) })
 }
@@ -94,7 +98,7 @@ unsafe fn read_summed(from: *const u8, out: &mut GappedMut<'_>) -> bool {
 /// # Safety
 /// As [`read()`].
 #[inline(never)]
-unsafe fn read_run(from: *const u8, out: &mut [u8]) {
+unsafe fn read_run(from: *const u8, out: &mut [u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
     unsafe { access::read(from, out) }
 }
@@ -104,13 +108,17 @@ unsafe fn read_run(from: *const u8, out: &mut [u8]) {
 /// # Safety
 /// As [`read_gapped`].
 #[inline(never)]
-unsafe fn read_around_gaps(mut from: *const u8, mut out: GappedMut<'_>) {
+unsafe fn read_around_gaps(mut from: *const u8, mut out: GappedMut<'_>) -> Result<(), Fault> {
+    let mut done = Ok(());
     out.for_each(|space| {
         // SAFETY: the caller's contract; all pieces together have at most `out.len` bytes.
-        unsafe { access::read(from, space) };
+        if let Err(fault) = unsafe { access::read(from, space) } {
+            done = Err(fault);
+        }
         // SAFETY: as above: the address lies in the memory, or one past its end.
         from = unsafe { from.add(space.len()) };
     });
+    done
 }
 
 /// Copies `source` without its gaps to the shared memory at `to`.
@@ -118,7 +126,7 @@ unsafe fn read_around_gaps(mut from: *const u8, mut out: GappedMut<'_>) {
 /// # Safety
 /// As [`write()`], for `source.len` bytes.
 #[inline]
-pub unsafe fn write_gapped(to: *mut u8, source: &Gapped<'_>) {
+pub unsafe fn write_gapped(to: *mut u8, source: &Gapped<'_>) -> Result<(), Fault> {
     match source.bytes.get(..source.len) {
         // SAFETY: the caller's contract.
         Some(bytes) if source.len <= source.gaps.first => unsafe { write_run(to, bytes) },
@@ -132,7 +140,7 @@ pub unsafe fn write_gapped(to: *mut u8, source: &Gapped<'_>) {
 /// # Safety
 /// As [`write()`].
 #[inline(never)]
-unsafe fn write_run(to: *mut u8, bytes: &[u8]) {
+unsafe fn write_run(to: *mut u8, bytes: &[u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
     unsafe { access::write(to, bytes) }
 }
@@ -142,13 +150,17 @@ unsafe fn write_run(to: *mut u8, bytes: &[u8]) {
 /// # Safety
 /// As [`write_gapped`].
 #[inline(never)]
-unsafe fn write_around_gaps(mut to: *mut u8, source: Gapped<'_>) {
+unsafe fn write_around_gaps(mut to: *mut u8, source: Gapped<'_>) -> Result<(), Fault> {
+    let mut done = Ok(());
     source.for_each(|bytes| {
         // SAFETY: the caller's contract; all pieces together have at most `source.len` bytes.
-        unsafe { access::write(to, bytes) };
+        if let Err(fault) = unsafe { access::write(to, bytes) } {
+            done = Err(fault);
+        }
         // SAFETY: as above: the address lies in the memory, or one past its end.
         to = unsafe { to.add(bytes.len()) };
     });
+    done
 }
 
 /// The CRC32c of bytes whose CRC32c is `crc`, followed by `bytes`; 0 is the CRC of no bytes.
@@ -165,7 +177,7 @@ macro_rules! words {
         /// # Safety
         /// `at` must be mapped, readable and aligned to the size of the word. Others may write it meanwhile.
         #[inline]
-        pub unsafe fn $load(at: *const $word) -> $word {
+        pub unsafe fn $load(at: *const $word) -> Result<$word, Fault> {
             debug_assert!(at.is_aligned());
             // SAFETY: the caller's contract.
             unsafe { access::$load(at) }
@@ -176,7 +188,7 @@ macro_rules! words {
         /// # Safety
         /// `at` must be mapped, writable and aligned to the size of the word. Others may access it meanwhile.
         #[inline]
-        pub unsafe fn $store(at: *mut $word, value: $word) {
+        pub unsafe fn $store(at: *mut $word, value: $word) -> Result<(), Fault> {
             debug_assert!(at.is_aligned());
             // SAFETY: the caller's contract.
             unsafe { access::$store(at, value) }
@@ -198,7 +210,7 @@ words! {
 /// `at` must be mapped, readable, writable (even when the words differ) and aligned to 8 bytes.
 /// Others may access it meanwhile.
 #[inline]
-pub unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> u64 {
+pub unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> Result<u64, Fault> {
     debug_assert!(at.is_aligned());
     // SAFETY: the caller's contract.
     unsafe { access::compare_exchange_u64(at, current, new) }

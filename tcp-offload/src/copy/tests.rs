@@ -46,13 +46,13 @@ fn copies_move_exactly_the_given_bytes_at_every_length_and_alignment() {
     for len in (0..=600).step_by(STEP) {
         for align in (0..64).step_by(if len < 300 { STEP } else { 7 * STEP }) {
             // SAFETY: everything lies within the 1024 bytes.
-            unsafe { write(shared.at(0), &[0xee; 1024]) };
+            unsafe { write(shared.at(0), &[0xee; 1024]) }.unwrap();
             let bytes = pattern(len + align, len);
             // SAFETY: as above.
-            unsafe { write(shared.at(MARGIN + align), &bytes[align..]) };
+            unsafe { write(shared.at(MARGIN + align), &bytes[align..]) }.unwrap();
             let mut all = [0; 1024];
             // SAFETY: as above.
-            unsafe { read(shared.at(0), &mut all) };
+            unsafe { read(shared.at(0), &mut all) }.unwrap();
             let end = MARGIN + align + len;
             assert_eq!(all[MARGIN + align..end], bytes[align..], "write of {len} bytes at {align}");
             assert!(
@@ -61,7 +61,7 @@ fn copies_move_exactly_the_given_bytes_at_every_length_and_alignment() {
             );
             let mut out = vec![0x11; len + align + MARGIN];
             // SAFETY: as above.
-            unsafe { read(shared.at(MARGIN + align), &mut out[align..align + len]) };
+            unsafe { read(shared.at(MARGIN + align), &mut out[align..align + len]) }.unwrap();
             assert_eq!(out[align..align + len], bytes[align..], "read of {len} bytes at {align}");
             assert!(
                 out[..align].iter().chain(&out[align + len..]).all(|b| *b == 0x11),
@@ -76,19 +76,19 @@ fn words_are_loaded_and_stored_in_host_byte_order() {
     let shared = Shared::<16>::new();
     // SAFETY: aligned words within the 16 bytes.
     unsafe {
-        store_u64(shared.at(8).cast(), 0x0102_0304_0506_0708);
+        store_u64(shared.at(8).cast(), 0x0102_0304_0506_0708).unwrap();
         let mut bytes = [0; 8];
-        read(shared.at(8), &mut bytes);
+        read(shared.at(8), &mut bytes).unwrap();
         assert_eq!(bytes, 0x0102_0304_0506_0708_u64.to_ne_bytes());
-        write(shared.at(0), &[1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(load_u8(shared.at(3)), 4);
-        assert_eq!(load_u16(shared.at(2).cast()), u16::from_ne_bytes([3, 4]));
-        assert_eq!(load_u32(shared.at(4).cast()), u32::from_ne_bytes([5, 6, 7, 8]));
-        assert_eq!(load_u64(shared.at(0).cast()), u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
-        store_u8(shared.at(0), 0xaa);
-        store_u16(shared.at(2).cast(), u16::from_ne_bytes([0xbb, 0xcc]));
-        store_u32(shared.at(4).cast(), u32::from_ne_bytes([9, 9, 9, 9]));
-        read(shared.at(0), &mut bytes);
+        write(shared.at(0), &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        assert_eq!(load_u8(shared.at(3)), Ok(4));
+        assert_eq!(load_u16(shared.at(2).cast()), Ok(u16::from_ne_bytes([3, 4])));
+        assert_eq!(load_u32(shared.at(4).cast()), Ok(u32::from_ne_bytes([5, 6, 7, 8])));
+        assert_eq!(load_u64(shared.at(0).cast()), Ok(u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8])));
+        store_u8(shared.at(0), 0xaa).unwrap();
+        store_u16(shared.at(2).cast(), u16::from_ne_bytes([0xbb, 0xcc])).unwrap();
+        store_u32(shared.at(4).cast(), u32::from_ne_bytes([9, 9, 9, 9])).unwrap();
+        read(shared.at(0), &mut bytes).unwrap();
         assert_eq!(bytes, [0xaa, 2, 0xbb, 0xcc, 9, 9, 9, 9]);
     }
 }
@@ -99,11 +99,11 @@ fn compare_and_exchange_replaces_only_the_expected_word() {
     let at: *mut u64 = shared.at(0).cast();
     // SAFETY: an aligned word within the 8 bytes.
     unsafe {
-        assert_eq!(compare_exchange_u64(at, 0, u64::MAX), 0);
-        assert_eq!(compare_exchange_u64(at, 0, 5), u64::MAX);
-        assert_eq!(load_u64(at), u64::MAX);
-        assert_eq!(compare_exchange_u64(at, u64::MAX, 5), u64::MAX);
-        assert_eq!(load_u64(at), 5);
+        assert_eq!(compare_exchange_u64(at, 0, u64::MAX), Ok(0));
+        assert_eq!(compare_exchange_u64(at, 0, 5), Ok(u64::MAX));
+        assert_eq!(load_u64(at), Ok(u64::MAX));
+        assert_eq!(compare_exchange_u64(at, u64::MAX, 5), Ok(u64::MAX));
+        assert_eq!(load_u64(at), Ok(5));
     }
 }
 
@@ -117,9 +117,9 @@ fn concurrent_increments_lose_nothing() {
                 for _ in 0..REPEAT {
                     // SAFETY: an aligned word within the 8 bytes.
                     unsafe {
-                        let mut seen = load_u64(at);
+                        let mut seen = load_u64(at).unwrap();
                         loop {
-                            let before = compare_exchange_u64(at, seen, seen + 1);
+                            let before = compare_exchange_u64(at, seen, seen + 1).unwrap();
                             if before == seen {
                                 break;
                             }
@@ -131,7 +131,7 @@ fn concurrent_increments_lose_nothing() {
         }
     });
     // SAFETY: as above.
-    assert_eq!(unsafe { load_u64(shared.at(0).cast()) }, 2 * REPEAT);
+    assert_eq!(unsafe { load_u64(shared.at(0).cast()) }.unwrap(), 2 * REPEAT);
 }
 
 /// A reader that races with a writer sees in each byte one of the written values.
@@ -143,14 +143,14 @@ fn a_racing_copy_sees_only_written_bytes() {
         s.spawn(|| {
             for round in 0..REPEAT {
                 // SAFETY: within the 512 bytes.
-                unsafe { write(shared.at(3), &[if round % 2 == 0 { 0xff } else { 0 }; 400]) };
+                unsafe { write(shared.at(3), &[if round % 2 == 0 { 0xff } else { 0 }; 400]) }.unwrap();
             }
             done.store(true, Ordering::Relaxed);
         });
         let mut out = [0; 400];
         while !done.load(Ordering::Relaxed) {
             // SAFETY: as above.
-            unsafe { read(shared.at(3), &mut out) };
+            unsafe { read(shared.at(3), &mut out) }.unwrap();
             assert!(out.iter().all(|b| *b == 0 || *b == 0xff));
         }
     });
@@ -165,9 +165,9 @@ fn a_stored_flag_is_seen_after_the_data_before_it() {
             for round in 1..=REPEAT {
                 // SAFETY: within the 512 bytes, the flag aligned.
                 unsafe {
-                    write(shared.at(64), &[round as u8; 300]);
-                    store_u64(shared.at(0).cast(), round);
-                    while load_u64(shared.at(8).cast()) != round {
+                    write(shared.at(64), &[round as u8; 300]).unwrap();
+                    store_u64(shared.at(0).cast(), round).unwrap();
+                    while load_u64(shared.at(8).cast()).unwrap() != round {
                         std::hint::spin_loop();
                     }
                 }
@@ -176,13 +176,13 @@ fn a_stored_flag_is_seen_after_the_data_before_it() {
         for round in 1..=REPEAT {
             // SAFETY: as above.
             unsafe {
-                while load_u64(shared.at(0).cast()) != round {
+                while load_u64(shared.at(0).cast()).unwrap() != round {
                     std::hint::spin_loop();
                 }
                 let mut out = [0; 300];
-                read(shared.at(64), &mut out);
+                read(shared.at(64), &mut out).unwrap();
                 assert!(out.iter().all(|b| *b == round as u8), "round {round}");
-                store_u64(shared.at(8).cast(), round);
+                store_u64(shared.at(8).cast(), round).unwrap();
             }
         }
     });
@@ -272,17 +272,17 @@ proptest! {
         let gaps = Gaps { first, between: span, len: gap };
         let source = Gapped { bytes: &bytes, len: between.len(), gaps };
         // SAFETY: `between` has fewer than 40 + 5 * 300 bytes, which lie within the 2048 bytes.
-        unsafe { write_gapped(shared.at(1), &source) };
+        unsafe { write_gapped(shared.at(1), &source) }.unwrap();
         let mut all = [0; 2048];
         // SAFETY: as above.
-        unsafe { read(shared.at(0), &mut all) };
+        unsafe { read(shared.at(0), &mut all) }.unwrap();
         prop_assert_eq!(&all[1..=between.len()], &between[..]);
         prop_assert!(all[0] == 0 && all[between.len() + 1..].iter().all(|byte| *byte == 0));
 
         let mut space = vec![0xee; bytes.len()];
         let mut target = GappedMut { bytes: &mut space, len: between.len(), gaps, sum: Sum::Apart };
         // SAFETY: as above.
-        unsafe { read_gapped(shared.at(1).cast_const(), &mut target) };
+        unsafe { read_gapped(shared.at(1).cast_const(), &mut target) }.unwrap();
         prop_assert_eq!(space, bytes);
     }
 
@@ -298,7 +298,7 @@ proptest! {
         let bytes = pattern(len, 3);
         let shared = Shared::<4096>::new();
         // SAFETY: the bytes lie within the 4096.
-        unsafe { write(shared.at(align), &bytes) };
+        unsafe { write(shared.at(align), &bytes) }.unwrap();
 
         let used = gaps.space_of(len);
         let mut expected = vec![0xee; front + used + 8];
@@ -306,7 +306,7 @@ proptest! {
         GappedMut { bytes: &mut expected[front..], len, gaps, sum: Sum::Apart }.copy_from_slice(&bytes);
         let mut target = GappedMut { bytes: &mut space[front..], len, gaps, sum: Sum::Wanted { crc, number } };
         // SAFETY: as above.
-        unsafe { read_gapped(shared.at(align).cast_const(), &mut target) };
+        unsafe { read_gapped(shared.at(align).cast_const(), &mut target) }.unwrap();
         match target.sum {
             Sum::Done(sum) => {
                 for (index, at) in (first..used).step_by(between + gap).enumerate() {

@@ -2,8 +2,10 @@
 
 use std::arch::asm;
 
+use super::fault::{Fault, entry};
+
 /// Length in bytes from which AVX with aligned stores is faster.
-const LONG: usize = 256;
+pub(super) const LONG: usize = 256;
 /// Bytes that one pass of the AVX loop moves.
 const BLOCK: usize = 128;
 /// Bytes of an AVX register.
@@ -11,14 +13,14 @@ const VECTOR: usize = 32;
 
 /// See [`super::read`].
 #[inline]
-pub(super) unsafe fn read(from: *const u8, out: &mut [u8]) {
+pub(super) unsafe fn read(from: *const u8, out: &mut [u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract for `from`; `out` is exclusive for its length.
     unsafe { copy(from, out.as_mut_ptr(), out.len()) }
 }
 
 /// See [`super::write`].
 #[inline]
-pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) {
+pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract for `to`; `bytes` is readable for its length.
     unsafe { copy(bytes.as_ptr(), to, bytes.len()) }
 }
@@ -28,21 +30,33 @@ pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) {
 /// # Safety
 /// `from` must be readable and `to` writable for `len` bytes as far as the machine is concerned.
 #[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Fault> {
     // SAFETY: the caller's contract; AVX is only used where it is present.
     unsafe {
         if len >= LONG && is_x86_feature_detected!("avx") {
-            copy_long(from, to, len);
+            copy_long(from, to, len)
         } else {
-            copy_short(from, to, len);
+            copy_short(from, to, len)
         }
     }
 }
 
-/// Moves one value from `$from` to `$to` through a register, and advances `$from`, `$to` and `$len` by its size.
+/// Moves one value from `$from` to `$to` through a register, and advances `$from`, `$to` and `$len` by its size. Returns the
+/// caller's [`Fault`] after a fault.
 macro_rules! step {
     ($from:ident, $to:ident, $len:ident, $size:literal, $class:ident, $load:literal, $store:literal) => {
-        asm!($load, $store, v = out($class) _, f = in(reg) $from, t = in(reg) $to, options(nostack, preserves_flags));
+        asm!(
+            "2:",
+            $load,
+            $store,
+            "3:",
+            entry!("{fault}"),
+            v = out($class) _,
+            f = in(reg) $from,
+            t = in(reg) $to,
+            fault = label { return Err(Fault) },
+            options(nostack, preserves_flags),
+        );
         $from = $from.add($size);
         $to = $to.add($size);
         $len -= $size;
@@ -54,19 +68,23 @@ macro_rules! step {
 /// # Safety
 /// As [`copy`].
 #[inline]
-unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+pub(super) unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: usize) -> Result<(), Fault> {
     // SAFETY: every step moves bytes that lie within the `len` bytes which are left.
     unsafe {
         while len >= 32 {
             asm!(
+                "2:",
                 "movdqu {a}, [{f}]",
                 "movdqu {b}, [{f} + 16]",
                 "movdqu [{t}], {a}",
                 "movdqu [{t} + 16], {b}",
+                "3:",
+                entry!("{fault}"),
                 a = out(xmm_reg) _,
                 b = out(xmm_reg) _,
                 f = in(reg) from,
                 t = in(reg) to,
+                fault = label { return Err(Fault) },
                 options(nostack, preserves_flags),
             );
             from = from.add(32);
@@ -76,9 +94,7 @@ unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: usize) {
         if len >= 16 {
             step!(from, to, len, 16, xmm_reg, "movdqu {v}, [{f}]", "movdqu [{t}], {v}");
         }
-        if len > 0 {
-            copy_tail(from, to, len);
-        }
+        if len > 0 { copy_tail(from, to, len) } else { Ok(()) }
     }
 }
 
@@ -88,7 +104,7 @@ unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: usize) {
 /// As [`copy`].
 #[inline]
 #[expect(unused_assignments, reason = "the last step advances like the others")]
-unsafe fn copy_tail(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+unsafe fn copy_tail(mut from: *const u8, mut to: *mut u8, mut len: usize) -> Result<(), Fault> {
     debug_assert!(len < 16);
     // SAFETY: the bits of `len` name sizes whose sum is `len`.
     unsafe {
@@ -105,6 +121,7 @@ unsafe fn copy_tail(mut from: *const u8, mut to: *mut u8, mut len: usize) {
             step!(from, to, len, 1, reg_byte, "mov {v}, byte ptr [{f}]", "mov byte ptr [{t}], {v}");
         }
     }
+    Ok(())
 }
 
 /// Like [`copy`], for at least [`LONG`] bytes.
@@ -112,7 +129,7 @@ unsafe fn copy_tail(mut from: *const u8, mut to: *mut u8, mut len: usize) {
 /// # Safety
 /// As [`copy`]; the processor has AVX.
 #[target_feature(enable = "avx")]
-unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+pub(super) unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: usize) -> Result<(), Fault> {
     debug_assert!(len >= LONG);
     // SAFETY: the head is shorter than a vector, and there are at least `LONG` bytes; the loop moves whole blocks of
     // the rest; every step moves bytes that lie within the `len` bytes which are left.
@@ -150,15 +167,20 @@ unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: usize) {
                 "sub {t}, -128",
                 "dec {n}",
                 "jnz 2b",
+                "3:",
+                entry!("{fault}"),
                 a = out(ymm_reg) _,
                 b = out(ymm_reg) _,
                 c = out(ymm_reg) _,
                 d = out(ymm_reg) _,
-                f = inout(reg) from,
-                t = inout(reg) to,
+                f = inout(reg) from => _,
+                t = inout(reg) to => _,
                 n = inout(reg) blocks => _,
+                fault = label { return Err(Fault) },
                 options(nostack),
             );
+            from = from.add(blocks * BLOCK);
+            to = to.add(blocks * BLOCK);
             len %= BLOCK;
         }
         while len >= VECTOR {
@@ -167,8 +189,29 @@ unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: usize) {
         if len >= 16 {
             step!(from, to, len, 16, xmm_reg, "vmovdqu {v}, [{f}]", "vmovdqa [{t}], {v}");
         }
-        copy_tail(from, to, len);
+        copy_tail(from, to, len)
     }
+}
+
+/// The text behind label 3 of an `asm!` block whose instructions between the labels 2 and 3 may fault: it sets `{e}` to 1 then, and
+/// goes on at label 3. For blocks with results, which cannot have a label of Rust code.
+macro_rules! fixed_up {
+    () => {
+        concat!(
+            ".pushsection .text.xwarp_faults, \"ax\", @progbits\n",
+            "4: mov {e:e}, 1\n",
+            "jmp 3b\n",
+            ".popsection\n",
+            $crate::copy::fault::entry!("4b"),
+        )
+    };
+}
+pub(super) use fixed_up;
+
+/// `value`, unless `e` was set by the text of [`fixed_up`].
+#[inline]
+fn unless<T>(e: u32, value: T) -> Result<T, Fault> {
+    if e == 0 { Ok(value) } else { Err(Fault) }
 }
 
 /// One word's load and store.
@@ -176,18 +219,42 @@ macro_rules! words {
     ($($load:ident $store:ident $word:ty, $class:ident, $load_text:literal, $store_text:literal;)*) => {$(
         /// See the function of the same name above.
         #[inline]
-        pub(super) unsafe fn $load(at: *const $word) -> $word {
+        pub(super) unsafe fn $load(at: *const $word) -> Result<$word, Fault> {
             let value;
+            let mut e = 0u32;
             // SAFETY: the caller's contract. Not `readonly` and not `pure`: it orders and is not repeated.
-            unsafe { asm!($load_text, v = out($class) value, a = in(reg) at, options(nostack, preserves_flags)) };
-            value
+            unsafe {
+                asm!(
+                    "2:",
+                    $load_text,
+                    "3:",
+                    fixed_up!(),
+                    v = out($class) value,
+                    a = in(reg) at,
+                    e = inout(reg) e,
+                    options(nostack, preserves_flags),
+                );
+            }
+            unless(e, value)
         }
 
         /// See the function of the same name above.
         #[inline]
-        pub(super) unsafe fn $store(at: *mut $word, value: $word) {
+        pub(super) unsafe fn $store(at: *mut $word, value: $word) -> Result<(), Fault> {
             // SAFETY: the caller's contract.
-            unsafe { asm!($store_text, v = in($class) value, a = in(reg) at, options(nostack, preserves_flags)) };
+            unsafe {
+                asm!(
+                    "2:",
+                    $store_text,
+                    "3:",
+                    entry!("{fault}"),
+                    v = in($class) value,
+                    a = in(reg) at,
+                    fault = label { return Err(Fault) },
+                    options(nostack, preserves_flags),
+                );
+            }
+            Ok(())
         }
     )*};
 }
@@ -201,17 +268,22 @@ words! {
 
 /// See [`super::compare_exchange_u64`].
 #[inline]
-pub(super) unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> u64 {
+pub(super) unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> Result<u64, Fault> {
     let before;
+    let mut e = 0u32;
     // SAFETY: the caller's contract.
     unsafe {
         asm!(
+            "2:",
             "lock cmpxchg qword ptr [{a}], {n}",
+            "3:",
+            fixed_up!(),
             a = in(reg) at,
             n = in(reg) new,
+            e = inout(reg) e,
             inout("rax") current => before,
             options(nostack),
         );
     }
-    before
+    unless(e, before)
 }

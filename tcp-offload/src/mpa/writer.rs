@@ -251,6 +251,22 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.end_bytes(len, at);
     }
 
+    /// Discards the ULPDU, of which some or all bytes were written: another one may be written instead. For bytes that turn out not to
+    /// be readable.
+    #[cold]
+    pub fn discard(&mut self) {
+        self.frame.rewind(self.position);
+        let space = self.frame.room();
+        let room = if self.has_length {
+            self.layout.largest_ulpdu(self.start, space).unwrap_or(0)
+        } else {
+            (space & !3).saturating_sub(CRC_BYTES)
+        };
+        self.offset = self.start;
+        (self.room, self.written) = (room.min(self.mulpdu), 0);
+        (self.announced, self.complete) = (None, false);
+    }
+
     /// Prepares for `len` more bytes of ULPDU. Returns how many of them may be written.
     #[inline]
     fn begin_bytes(&mut self, len: usize) -> usize {
@@ -474,6 +490,53 @@ mod tests {
     }
 
     proptest! {
+        /// An FPDU that is written after another one was discarded is as if that had never been.
+        #[test]
+        fn prop_a_discarded_ulpdu_leaves_no_trace(
+            discarded in prop::collection::vec(any::<u8>(), HEADER..3000),
+            written in prop::collection::vec(any::<u8>(), HEADER..3000),
+            start in (0u64..3000).prop_map(|start| start * 4),
+            markers: bool,
+            crc: bool,
+            has_length: bool,
+            first_chunk in 100usize..4096,
+            whole: bool,
+        ) {
+            let build = |before: Option<&[u8]>| {
+                let mut memory = vec![0xee; 4096];
+                let (first, second) = memory.split_at_mut(first_chunk);
+                let mut frame = FrameWriter::new([first, second].into_iter().collect(), 40, 4000);
+                let layout = Layout { origin: 0, markers };
+                let mut writer = if has_length {
+                    UlpduWriter::begin(&mut frame, layout, start, Mulpdu::of(3800), crc).unwrap()
+                } else {
+                    UlpduWriter::begin_segment(&mut frame, start, 3800, 3800)
+                };
+                let room = writer.room();
+                if let Some(bytes) = before {
+                    let (header, data) = bytes.split_first_chunk::<HEADER>().unwrap();
+                    if !(whole && writer.put_whole(header, data.len(), &mut |space| space.bytes.fill(1))) {
+                        writer.announce(bytes.len());
+                        writer.put(bytes);
+                    }
+                    writer.discard();
+                }
+                assert_eq!((writer.room(), writer.written(), writer.offset() >= start), (room, 0, true));
+                writer.announce(written.len());
+                writer.put(&written);
+                let end = writer.end();
+                if has_length {
+                    let len = writer.finish();
+                    assert_eq!(end, start + len as u64);
+                }
+                let position = frame.position();
+                drop(frame);
+                memory.truncate(position);
+                memory.split_off(40)
+            };
+            prop_assert_eq!(build(Some(&discarded)), build(None));
+        }
+
         /// The CRC that is computed chunk by chunk equals that of the finished bytes, and a wrong or missing
         /// announcement changes no byte.
         #[test]
