@@ -23,7 +23,10 @@ use std::{
 
 use nix::errno::Errno;
 
-use crate::abi::cm::{sockaddr, sockaddr_storage};
+use crate::{
+    abi::cm::{sockaddr, sockaddr_storage},
+    users::{Usable, check_unused},
+};
 
 /// A part of one of our objects that C programs read and write.
 #[repr(transparent)]
@@ -159,7 +162,10 @@ impl<T: Object> Handle<T> {
     }
 
     /// Like [`withdraw`](Self::withdraw), but fails with `EBUSY` while other objects use this one.
-    pub fn withdraw_unused(self) -> Result<Arc<T>, Errno> {
+    pub fn withdraw_unused(self) -> Result<Arc<T>, Errno>
+    where
+        T: Usable,
+    {
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
         let object = self.find(&live)?;
         check_unused(&object)?;
@@ -174,7 +180,10 @@ impl<T: Object> Handle<T> {
     }
 
     /// Like [`retire`](Self::retire), but fails with `EBUSY` while other objects use this one.
-    pub fn retire_unused(self, finish: impl FnOnce(&T)) -> Result<(), Errno> {
+    pub fn retire_unused(self, finish: impl FnOnce(&T)) -> Result<(), Errno>
+    where
+        T: Usable,
+    {
         self.retire_if(check_unused, finish)
     }
 
@@ -204,11 +213,6 @@ impl<T: Object> Handle<T> {
         // lives until the program destroys it. The verbs forbid using an object that is or is being destroyed.
         (!self.0.is_null()).then(|| unsafe { &*self.0.byte_sub(T::OFFSET).cast::<T>() })
     }
-}
-
-/// Fails with `EBUSY` if anything but the table and the caller uses the object.
-fn check_unused<T>(object: &Arc<T>) -> Result<(), Errno> {
-    if Arc::strong_count(object) > 2 { Err(Errno::EBUSY) } else { Ok(()) }
 }
 
 /// All objects of one type.
@@ -351,13 +355,28 @@ impl Text {
 /// Copies `len` bytes of the program's memory to the end of `out`: inline data, which the program may reuse when the verb returns.
 pub fn append_bytes(out: &mut InlineBuffer, address: u64, len: usize) -> Result<(), Errno> {
     let room = out.bytes.get_mut(out.len..out.len.saturating_add(len)).ok_or(Errno::ENOMEM)?;
+    copy_bytes(address, room)?;
+    out.len += len;
+    Ok(())
+}
+
+/// [`append_bytes`] to a list, which has room.
+pub fn append_bytes_to(out: &mut Vec<u8>, address: u64, len: usize) -> Result<(), Errno> {
+    out.reserve(len);
+    copy_bytes(address, out.spare_capacity_mut().get_mut(..len).ok_or(Errno::ENOMEM)?)?;
+    // SAFETY: `copy_bytes` has initialised the bytes, for which there is room.
+    unsafe { out.set_len(out.len() + len) };
+    Ok(())
+}
+
+/// Copies bytes of the program's memory to all of `room`.
+fn copy_bytes(address: u64, room: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
     let from = ptr::with_exposed_provenance::<u8>(address as usize);
-    if len > 0 && from.is_null() {
+    if !room.is_empty() && from.is_null() {
         return Err(Errno::EFAULT);
     }
-    // SAFETY: the program names `len` readable bytes; `room` has as many and is ours alone.
-    unsafe { ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), len) };
-    out.len += len;
+    // SAFETY: the program names as many readable bytes; `room` is ours alone.
+    unsafe { ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), room.len()) };
     Ok(())
 }
 
@@ -379,10 +398,6 @@ impl InlineBuffer {
         let filled = self.bytes.get(..self.len).unwrap_or_default();
         // SAFETY: `append_bytes` has initialised as many bytes as it counted.
         unsafe { std::slice::from_raw_parts(filled.as_ptr().cast(), filled.len()) }
-    }
-
-    pub fn clear(&mut self) {
-        self.len = 0;
     }
 }
 
@@ -635,18 +650,27 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+    use crate::users::{Used, Users, usable};
 
     /// The structure is not the first field.
     struct Sample {
         number: u32,
         c: CPart<u64>,
+        users: Users,
     }
 
     object!(Sample: u64);
+    usable!(Sample);
+
+    impl Sample {
+        fn new(number: u32) -> Arc<Self> {
+            Arc::new(Self { number, c: CPart::new(9), users: Users::default() })
+        }
+    }
 
     #[test]
     fn a_pointer_leads_back_to_its_object() {
-        let handle = Handle::publish(Arc::new(Sample { number: 7, c: CPart::new(9) }));
+        let handle = Handle::publish(Sample::new(7));
         assert_eq!(handle.alive().map(|sample| (sample.number, sample.c.update(|c| *c))), Some((7, 9)));
         assert_eq!(handle.alive().map(Object::c_ptr), Some(handle.as_ptr()));
         handle.withdraw().unwrap();
@@ -655,10 +679,12 @@ mod tests {
 
     #[test]
     fn an_object_that_is_being_destroyed_is_found_by_acknowledgements_only() {
-        let handle = Handle::publish(Arc::new(Sample { number: 7, c: CPart::new(9) }));
-        let busy = handle.object();
+        let handle = Handle::publish(Sample::new(7));
+        let user = handle.object().map(|object| Used::of(&object)).ok();
         assert_eq!(handle.retire_unused(|_| ()), Err(Errno::EBUSY));
-        drop(busy);
+        drop(user);
+        // A call of another thread that has only found the object.
+        let _found = handle.object();
         let found = handle.retire_unused(|sample| {
             assert_eq!(sample.number, 7);
             assert_eq!(handle.object().map(drop), Err(Errno::EINVAL));
@@ -681,7 +707,7 @@ mod tests {
         ];
         for destroy in destroys {
             for _ in 0..500 {
-                let handle = Handle::publish(Arc::new(Sample { number: 0, c: CPart::new(0) }));
+                let handle = Handle::publish(Sample::new(0));
                 let barrier = Barrier::new(THREADS);
                 let succeeded = std::thread::scope(|scope| {
                     let destroyers: Vec<_> = (0..THREADS)

@@ -23,5 +23,6 @@ mod config;
 mod failure;
 mod sleep;
 mod table;
+mod users;
 mod verbs;
 mod wait;

@@ -5,7 +5,10 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     thread::{self, JoinHandle},
 };
 
@@ -13,6 +16,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::{
     event::{EventfdFlags, epoll, eventfd},
     fs::{OFlags, fcntl_getfl},
+    thread::futex,
 };
 
 /// A descriptor of our own that is readable while one of its sources is. Its `O_NONBLOCK` belongs to the program, which says with it whether
@@ -147,5 +151,147 @@ impl Unacknowledged {
         while *count > 0 {
             count = self.none.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// A lock that a C program holds between two calls: from `ibv_wr_start` to `ibv_wr_complete`, and from `ibv_start_poll` to
+/// `ibv_end_poll`. A program whose thread ends in between has locked the others out, as with every provider.
+///
+/// The object with the lock may be destroyed while another thread is inside the call that releases it, because the peer has
+/// already answered what that call posted. Therefore [`release`](Self::release) accesses the lock once, as its last step, and
+/// [`drain`](Self::drain) waits for it.
+pub struct HeldLock {
+    state: AtomicU32,
+    /// Whether the program has not promised to use the object from one thread at a time.
+    is_needed: bool,
+}
+
+/// Bits of the lock's state. 0: free.
+const HELD: u32 = 1;
+/// A thread sleeps until the lock is released.
+const WAITED: u32 = 2;
+/// The holder is inside the call that releases the lock.
+const LEAVING: u32 = 4;
+/// Looks at the lock before a thread sleeps: it is mostly held for less time than a sleep takes.
+const LOOKS: u32 = 100;
+
+impl HeldLock {
+    /// `is_needed`: the program may use the object from several threads at the same time.
+    pub const fn new(is_needed: bool) -> Self {
+        Self { state: AtomicU32::new(0), is_needed }
+    }
+
+    /// Waits until the lock is free, and takes it.
+    pub fn acquire(&self) {
+        if !self.is_needed {
+            self.state.store(HELD, Ordering::Relaxed);
+        } else if self.state.compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.acquire_late();
+        }
+    }
+
+    #[cold]
+    fn acquire_late(&self) {
+        // Other threads may sleep too, so the release must wake somebody.
+        while self.state.compare_exchange(0, HELD | WAITED, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait_while(|state| state != 0);
+        }
+    }
+
+    /// Looks some times, then sleeps once, unless `busy` is not true of the state any more.
+    fn wait_while(&self, busy: impl Fn(u32) -> bool) {
+        for _ in 0..LOOKS {
+            if !busy(self.state.load(Ordering::Acquire)) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let seen = self.state.load(Ordering::Acquire);
+        let waited = seen | WAITED;
+        if busy(seen)
+            && self.state.compare_exchange(seen, waited, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            // An error means that the state has changed, or that a signal came; the caller looks again.
+            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, waited, None);
+        }
+    }
+
+    /// Whether a thread holds the lock: the one that asks, if the program follows the manual pages.
+    pub fn is_held(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != 0
+    }
+
+    /// The holder's last call has begun.
+    pub fn leave(&self) {
+        self.state.fetch_or(LEAVING, Ordering::Relaxed);
+    }
+
+    /// Releases the lock, which may not exist any more when this returns.
+    pub fn release(&self) {
+        if self.state.swap(0, Ordering::Release) & WAITED != 0 {
+            // Only the address counts: without waiters there, nothing happens.
+            let _ = futex::wake(&self.state, futex::Flags::PRIVATE, u32::MAX >> 1);
+        }
+    }
+
+    /// Waits until no thread is inside the call that releases the lock. One that is between two calls is not waited for.
+    pub fn drain(&self) {
+        while self.state.load(Ordering::Acquire) & LEAVING != 0 {
+            self.wait_while(|state| state & LEAVING != 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::AtomicU64,
+        thread::{scope, yield_now},
+    };
+
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time_holds_a_lock() {
+        const ROUNDS: u64 = 5000;
+        let (held, number) = (HeldLock::new(true), AtomicU64::new(0));
+        scope(|threads| {
+            for _ in 0..3 {
+                threads.spawn(|| {
+                    for round in 0..ROUNDS {
+                        held.acquire();
+                        let before = number.load(Ordering::Relaxed);
+                        if round % 16 == 0 {
+                            yield_now();
+                        }
+                        number.store(before + 1, Ordering::Relaxed);
+                        held.leave();
+                        held.release();
+                    }
+                });
+            }
+        });
+        assert_eq!(number.into_inner(), 3 * ROUNDS);
+        assert!(!held.is_held());
+    }
+
+    #[test]
+    fn the_end_of_a_lock_waits_for_the_call_that_releases_it_only() {
+        let (held, left) = (HeldLock::new(true), AtomicU32::new(0));
+        held.acquire();
+        // Between two calls.
+        held.drain();
+        held.leave();
+        scope(|threads| {
+            threads.spawn(|| {
+                for _ in 0..100 {
+                    yield_now();
+                }
+                left.store(1, Ordering::Relaxed);
+                held.release();
+            });
+            held.drain();
+            assert_eq!(left.load(Ordering::Relaxed), 1);
+        });
     }
 }

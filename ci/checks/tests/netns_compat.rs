@@ -181,7 +181,7 @@ fn pair_of(case: &str) {
 }
 
 #[test]
-fn netns_compat_requests_before_one_that_is_refused_leave() {
+fn netns_compat_a_batch_is_posted_whole_or_not_at_all() {
     pair_of("batch");
 }
 
@@ -228,9 +228,11 @@ fn netns_compat_requests_that_cannot_be_are_refused() {
 #[test]
 fn netns_compat_random_calls_end_as_modelled() {
     let lab = lab();
-    let program = compiled(&lab, "model", &["-libverbs"]).unwrap();
-    for seed in 1..=8 {
-        let said = run(&lab, Side::A, &format!("{program} {seed} 5000"));
+    let program = compiled(&lab, "model", &["-libverbs", "-pthread"]).unwrap();
+    for seed in 1..=12 {
+        // A second thread looks on in some of the runs.
+        let watched = if seed > 8 { "watched" } else { "" };
+        let said = run(&lab, Side::A, &format!("{program} {seed} 5000 {watched}"));
         assert!(said.unwrap().contains("5000 calls as modelled"), "seed {seed}");
     }
 }

@@ -338,7 +338,8 @@ pub struct verbs_context {
     pub unused_0: [Unused; 11],
     pub modify_qp_rate_limit: Unused,
     pub alloc_parent_domain: Unused,
-    pub unused_1: [Unused; 2],
+    pub dealloc_td: Unused,
+    pub alloc_td: Unused,
     pub modify_cq: Unused,
     pub unused_2: [Unused; 6],
     pub query_rt_values: Unused,
@@ -362,6 +363,12 @@ pub struct verbs_context {
 pub struct ibv_values_ex {
     pub comp_mask: u32,
     pub raw_clock: [i64; 2],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
 }
 
 /// Pointers to functions in the form of the tables.

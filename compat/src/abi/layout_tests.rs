@@ -161,6 +161,8 @@ fn verbs_contexts(to: &mut Layouts) {
         advise_mr = "advise_mr",
         modify_qp_rate_limit = "modify_qp_rate_limit",
         alloc_parent_domain = "alloc_parent_domain",
+        dealloc_td = "dealloc_td",
+        alloc_td = "alloc_td",
         modify_cq = "modify_cq",
         query_rt_values = "query_rt_values",
         create_cq_ex = "create_cq_ex",

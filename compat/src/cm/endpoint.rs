@@ -28,7 +28,7 @@ use crate::{
         qp::{self, Qp},
         srq::{Srq, ibv_create_srq, ibv_destroy_srq},
     },
-    wait::lock,
+    wait::{HeldLock, lock},
 };
 
 /// Access rights of connection manager's queue pairs: all remote ones.
@@ -49,7 +49,8 @@ fn own_cq(
 ) -> Result<(Handle<CompChannel>, Handle<Cq>), Errno> {
     let channel = CompChannel::new(context)?;
     let entries = c_int::try_from(entries.max(1)).map_err(|_| Errno::EINVAL)?;
-    let cq = Cq::new(context, entries, id.c_ptr().cast::<c_void>(), Some(Arc::clone(&channel)), 0)?;
+    let polling = HeldLock::new(true);
+    let cq = Cq::new(context, entries, id.c_ptr().cast::<c_void>(), Some(Arc::clone(&channel)), 0, polling)?;
     Ok((Handle::publish(channel), Handle::publish(cq)))
 }
 

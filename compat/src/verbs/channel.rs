@@ -14,6 +14,7 @@ use crate::{
     boundary::{CPart, Handle, Object as _, Out, object},
     failure::{self, number},
     sleep::{Attempt, Next, Sleepers, Wait, cancellable},
+    users::{Users, usable},
     wait::{Readable, lock},
 };
 
@@ -24,9 +25,11 @@ pub struct CompChannel {
     fd: Readable,
     sleepers: Arc<Sleepers>,
     pub context: Arc<Context>,
+    users: Users,
 }
 
 object!(CompChannel: ibv_comp_channel);
+usable!(CompChannel);
 
 impl CompChannel {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
@@ -38,7 +41,8 @@ impl CompChannel {
         channel.set_hook(move || awake.wake());
         lock(&context.owned).add_channel(&sleepers);
         let c = CPart::new(ibv_comp_channel { context: context.c_ptr(), fd: fd.number(), refcnt: 0 });
-        Ok(Arc::new(Self { c, channel, fd, sleepers, context: Arc::clone(context) }))
+        let users = Users::default();
+        Ok(Arc::new(Self { c, channel, fd, sleepers, context: Arc::clone(context), users }))
     }
 
     /// Counts the queues that notify here.

@@ -75,6 +75,8 @@ impl Context {
         let mut c: verbs_context = zeroed();
         c.query_port = entry!(query_port);
         c.alloc_parent_domain = entry!(memory::alloc_parent_domain);
+        c.alloc_td = entry!(memory::alloc_td);
+        c.dealloc_td = entry!(memory::dealloc_td);
         c.modify_cq = entry!(cq::modify_cq);
         c.query_rt_values = entry!(query_rt_values);
         c.create_cq_ex = entry!(cq_ex::create_cq_ex);

@@ -13,7 +13,8 @@ use crate::{
     abi::queue::{WC_WITH_IMM, WC_WITH_INV, ibv_cq, ibv_cq_ex, ibv_wc, wc_opcode, wc_status},
     boundary::{CPart, Handle, Object as _, Out, object, zeroed},
     failure::{self, number, pointer},
-    wait::Unacknowledged,
+    users::{Used, Users, usable},
+    wait::{HeldLock, Unacknowledged},
 };
 
 /// A completion queue. Every one has the functions of `ibv_create_cq_ex`; programs that did not ask for them do not see them.
@@ -21,14 +22,18 @@ pub struct Cq {
     pub c: CPart<ibv_cq_ex>,
     pub cq: CompletionQueue,
     pub context: Arc<Context>,
-    channel: Option<Arc<CompChannel>>,
+    channel: Option<Used<CompChannel>>,
     /// Completion events and asynchronous events that the program has not acknowledged.
     pub unacknowledged: Unacknowledged,
-    /// The completion that the functions of `ibv_cq_ex` read. The program polls from one thread at a time.
+    /// Held from `ibv_start_poll` to `ibv_end_poll`.
+    pub polling: HeldLock,
+    /// The completion that the functions of `ibv_cq_ex` read, of the thread that holds `polling`.
     pub current: CPart<ibv_wc>,
+    users: Users,
 }
 
 object!(Cq: ibv_cq is cq of ibv_cq_ex);
+usable!(Cq);
 
 impl Cq {
     pub fn new(
@@ -37,6 +42,7 @@ impl Cq {
         cq_context: *mut c_void,
         channel: Option<Arc<CompChannel>>,
         vector: c_int,
+        polling: HeldLock,
     ) -> Result<Arc<Self>, Errno> {
         let capacity = u32::try_from(entries).ok().filter(|n| *n > 0).ok_or(Errno::EINVAL)?;
         if vector != 0 {
@@ -61,9 +67,11 @@ impl Cq {
             c: CPart::new(c),
             cq,
             context: Arc::clone(context),
-            channel,
+            channel: channel.as_ref().map(Used::of),
             unacknowledged: Unacknowledged::default(),
+            polling,
             current: CPart::new(ibv_wc::default()),
+            users: Users::default(),
         });
         context.card.add_cq(&cq);
         Ok(cq)
@@ -101,7 +109,8 @@ pub extern "C" fn ibv_create_cq(
     let make = || {
         let context = context.object()?;
         let channel = if channel.is_null() { None } else { Some(channel.object()?) };
-        Ok(Handle::publish(Cq::new(&context, entries, cq_context, channel, vector)?))
+        let polling = HeldLock::new(true);
+        Ok(Handle::publish(Cq::new(&context, entries, cq_context, channel, vector, polling)?))
     };
     pointer(make())
 }

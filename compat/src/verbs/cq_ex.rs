@@ -8,7 +8,7 @@ use std::{
 use nix::errno::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{channel::CompChannel, context::Context, cq::Cq};
+use super::{channel::CompChannel, context::Context, cq::Cq, memory::Pd};
 use crate::{
     abi::{
         device::entry,
@@ -16,11 +16,15 @@ use crate::{
     },
     boundary::{Handle, In},
     failure::pointer,
+    wait::HeldLock,
 };
 
 /// Known bits of `comp_mask` (flags, parent domain) and of `flags` (single-threaded, ignore overrun).
 const COMP_MASK: u32 = 3;
 const FLAGS: u32 = 3;
+const HAS_FLAGS: u32 = 1;
+const HAS_PARENT: u32 = 2;
+const SINGLE_THREADED: u32 = 1;
 const READABLE: u64 = cq_wc::STANDARD | cq_wc::COMPLETION_TIMESTAMP | cq_wc::COMPLETION_TIMESTAMP_WALLCLOCK;
 
 pub extern "C" fn create_cq_ex(context: Handle<Context>, attributes: In<ibv_cq_init_attr_ex>) -> Handle<Cq> {
@@ -28,7 +32,7 @@ pub extern "C" fn create_cq_ex(context: Handle<Context>, attributes: In<ibv_cq_i
         let context = context.object()?;
         let attributes = attributes.read().ok_or(Errno::EINVAL)?;
         if attributes.comp_mask & !COMP_MASK != 0
-            || attributes.comp_mask & 1 != 0 && attributes.flags & !FLAGS != 0
+            || attributes.comp_mask & HAS_FLAGS != 0 && attributes.flags & !FLAGS != 0
             || attributes.wc_flags & !READABLE != 0
         {
             return Err(Errno::EOPNOTSUPP);
@@ -37,7 +41,13 @@ pub extern "C" fn create_cq_ex(context: Handle<Context>, attributes: In<ibv_cq_i
         let channel = if channel.is_null() { None } else { Some(channel.object()?) };
         let [entries, vector] =
             [attributes.cqe, attributes.comp_vector].map(|n| c_int::try_from(n).unwrap_or(-1));
-        let cq = Cq::new(&context, entries, attributes.cq_context, channel, vector)?;
+        let mut of_one_thread =
+            attributes.comp_mask & HAS_FLAGS != 0 && attributes.flags & SINGLE_THREADED != 0;
+        if attributes.comp_mask & HAS_PARENT != 0 {
+            of_one_thread |= Handle::<Pd>::of(attributes.parent_domain).object()?.is_of_one_thread();
+        }
+        let polling = HeldLock::new(!of_one_thread);
+        let cq = Cq::new(&context, entries, attributes.cq_context, channel, vector, polling)?;
         show_functions(&cq);
         Ok(Handle::publish(cq))
     };
@@ -69,7 +79,14 @@ extern "C" fn start_poll(cq: Handle<Cq>, attributes: In<u32>) -> c_int {
     if attributes.read().is_some_and(|comp_mask| comp_mask != 0) {
         return Errno::EINVAL as c_int;
     }
-    next_poll(cq)
+    let Some(own) = cq.alive() else { return Errno::EINVAL as c_int };
+    own.polling.acquire();
+    let found = next_poll(cq);
+    if found != 0 {
+        // The program does not end a poll that found nothing.
+        own.polling.release();
+    }
+    found
 }
 
 extern "C" fn next_poll(cq: Handle<Cq>) -> c_int {
@@ -85,7 +102,11 @@ extern "C" fn next_poll(cq: Handle<Cq>) -> c_int {
     0
 }
 
-extern "C" fn end_poll(_cq: Handle<Cq>) {}
+extern "C" fn end_poll(cq: Handle<Cq>) {
+    if let Some(cq) = cq.alive() {
+        cq.polling.release();
+    }
+}
 
 /// A field of the current completion.
 fn read<T>(cq: Handle<Cq>, field: impl FnOnce(&ibv_wc) -> T, none: T) -> T {

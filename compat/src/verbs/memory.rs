@@ -10,10 +10,11 @@ use xwarp_verbs::{Access, Binding, MemoryRegion, MemoryWindow, ProtectionDomain,
 
 use super::{context::Context, qp::Qp};
 use crate::{
-    abi::device::{MW_TYPE_2, access, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_pd, rereg},
+    abi::device::{MW_TYPE_2, access, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_td, rereg},
     abi::queue::ibv_mw_bind,
     boundary::{self, CPart, Handle, In, Object as _, object},
     failure::{self, number, pointer},
+    users::{Used, Users, usable},
     wait::lock,
 };
 
@@ -23,22 +24,37 @@ pub struct Pd {
     pub pd: ProtectionDomain,
     pub context: Arc<Context>,
     /// For a parent domain: the domain that it stands for.
-    _parent: Option<Arc<Pd>>,
+    _parent: Option<Used<Pd>>,
+    /// The thread domain of a parent domain.
+    td: Option<Used<Td>>,
+    users: Users,
 }
 
 object!(Pd: ibv_pd);
+usable!(Pd);
 
 impl Pd {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
         let pd = context.card.device.create_pd().map_err(failure::resource)?;
-        Ok(Self::publish(context, pd, None))
+        Ok(Self::publish(context, pd, None, None))
     }
 
-    fn publish(context: &Arc<Context>, pd: ProtectionDomain, parent: Option<Arc<Self>>) -> Arc<Self> {
+    fn publish(
+        context: &Arc<Context>,
+        pd: ProtectionDomain,
+        parent: Option<Used<Self>>,
+        td: Option<Used<Td>>,
+    ) -> Arc<Self> {
         let c = CPart::new(ibv_pd { context: context.c_ptr(), handle: 0 });
-        let pd = Arc::new(Self { c, pd, context: Arc::clone(context), _parent: parent });
+        let context = Arc::clone(context);
+        let pd = Arc::new(Self { c, pd, context, _parent: parent, td, users: Users::default() });
         Handle::publish(Arc::clone(&pd));
         pd
+    }
+
+    /// Whether the program uses the domain's objects from one thread at a time.
+    pub fn is_of_one_thread(&self) -> bool {
+        self.td.is_some()
     }
 }
 
@@ -50,11 +66,44 @@ pub extern "C" fn ibv_dealloc_pd(pd: Handle<Pd>) -> c_int {
 #[derive(Clone, Copy)]
 pub struct ParentDomainAttributes {
     pd: Handle<Pd>,
-    td: *mut c_void,
+    td: Handle<Td>,
     comp_mask: u32,
 }
 
-/// A parent domain is its domain under another pointer: posting needs no locks that a thread domain would spare.
+/// A thread domain: the program's promise to use the objects of its parent domains from one thread at a time.
+pub struct Td {
+    c: CPart<ibv_td>,
+    context: Arc<Context>,
+    users: Users,
+}
+
+object!(Td: ibv_td);
+usable!(Td);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ThreadDomainAttributes {
+    comp_mask: u32,
+}
+
+pub extern "C" fn alloc_td(context: Handle<Context>, attributes: In<ThreadDomainAttributes>) -> Handle<Td> {
+    let make = || {
+        let context = context.object()?;
+        if attributes.read().ok_or(Errno::EINVAL)?.comp_mask != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let c = CPart::new(ibv_td { context: context.c_ptr() });
+        Ok(Handle::publish(Arc::new(Td { c, context, users: Users::default() })))
+    };
+    pointer(make())
+}
+
+pub extern "C" fn dealloc_td(td: Handle<Td>) -> c_int {
+    number(td.withdraw_unused().map(drop))
+}
+
+/// A parent domain is its domain under another pointer. With a thread domain, the locks of `ibv_wr_start` and `ibv_start_poll` are
+/// switched off.
 pub extern "C" fn alloc_parent_domain(
     context: Handle<Context>,
     attributes: In<ParentDomainAttributes>,
@@ -62,15 +111,17 @@ pub extern "C" fn alloc_parent_domain(
     let make = || {
         let context = context.object()?;
         let attributes = attributes.read().ok_or(Errno::EINVAL)?;
-        if attributes.comp_mask != 0 || !attributes.td.is_null() {
+        if attributes.comp_mask != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let parent = attributes.pd.object()?;
-        if !Arc::ptr_eq(&parent.context, &context) {
+        let td = if attributes.td.is_null() { None } else { Some(Used::of(&attributes.td.object()?)) };
+        let is_foreign = |of: &Arc<Context>| !Arc::ptr_eq(of, &context);
+        if is_foreign(&parent.context) || td.as_ref().is_some_and(|td| is_foreign(&td.context)) {
             return Err(Errno::EINVAL);
         }
         let pd = parent.pd.clone();
-        Ok(Handle::of(Pd::publish(&context, pd, Some(parent)).c_ptr()))
+        Ok(Handle::of(Pd::publish(&context, pd, Some(Used::of(&parent)), td).c_ptr()))
     };
     pointer(make())
 }
@@ -84,7 +135,7 @@ pub struct Mr {
 struct MrState {
     /// `None` once it is deregistered.
     region: Option<MemoryRegion>,
-    pd: Arc<Pd>,
+    pd: Used<Pd>,
     access: u32,
     /// Tagged offset of the first byte.
     iova: u64,
@@ -149,7 +200,7 @@ pub extern "C" fn ibv_reg_mr_iova2(
             lkey: key,
             rkey: key,
         };
-        let state = MrState { region: Some(region), pd, access: flags, iova };
+        let state = MrState { region: Some(region), pd: Used::of(&pd), access: flags, iova };
         Ok(Handle::publish(Arc::new(Mr { c: CPart::new(c), state: Mutex::new(state) })))
     };
     pointer(make())
@@ -194,7 +245,7 @@ impl Mr {
     ) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         let before = self.c.update(|c| *c);
-        let pd = pd.unwrap_or_else(|| Arc::clone(&state.pd));
+        let pd = Used::of(pd.as_ref().unwrap_or(&state.pd));
         if pd.context.c_ptr() != before.context {
             return Err(Errno::EINVAL);
         }
@@ -255,7 +306,7 @@ pub extern "C" fn ibv_rereg_mr(
 pub struct Mw {
     c: CPart<ibv_mw>,
     window: MemoryWindow,
-    _pd: Arc<Pd>,
+    _pd: Used<Pd>,
 }
 
 object!(Mw: ibv_mw);
@@ -270,7 +321,7 @@ pub extern "C" fn alloc_mw(pd: Handle<Pd>, kind: c_int) -> Handle<Mw> {
         let window = pd.pd.alloc_window().map_err(failure::resource)?;
         let rkey = window.key().value();
         let c = ibv_mw { context: pd.context.c_ptr(), pd: pd.c_ptr(), rkey, handle: 0, kind };
-        Ok(Handle::publish(Arc::new(Mw { c: CPart::new(c), window, _pd: pd })))
+        Ok(Handle::publish(Arc::new(Mw { c: CPart::new(c), window, _pd: Used::of(&pd) })))
     };
     pointer(make())
 }

@@ -15,7 +15,7 @@ use crate::{
 /// Largest number of pieces of a work request: the devices' limit.
 pub const MOST_PIECES: usize = 32;
 
-const fn sge(piece: &ibv_sge) -> Sge {
+pub const fn sge(piece: &ibv_sge) -> Sge {
     Sge { key: STag::new(piece.lkey), offset: piece.addr, len: piece.length }
 }
 
@@ -26,31 +26,18 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    pub fn new() -> Self {
-        Self { list: [Sge::default(); MOST_PIECES], len: 0 }
-    }
-
     pub fn of(list: &[ibv_sge]) -> Result<Self, Errno> {
-        let mut pieces = Self::new();
+        let mut pieces = Self { list: [Sge::default(); MOST_PIECES], len: 0 };
         for piece in list {
             pieces.add(piece)?;
         }
         Ok(pieces)
     }
 
-    pub fn add(&mut self, piece: &ibv_sge) -> Result<(), Errno> {
+    fn add(&mut self, piece: &ibv_sge) -> Result<(), Errno> {
         *self.list.get_mut(self.len).ok_or(Errno::EINVAL)? = sge(piece);
         self.len += 1;
         Ok(())
-    }
-
-    pub fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    /// Bytes of all pieces.
-    pub fn bytes(&self) -> usize {
-        self.as_slice().iter().map(|piece| piece.len as usize).sum()
     }
 
     pub fn as_slice(&self) -> &[Sge] {
@@ -181,7 +168,8 @@ pub extern "C" fn post_send(qp: Handle<Qp>, list: In<ibv_send_wr>, bad: Out<*mut
             Err(error) => fail(next, error),
         };
     }
-    let batch = qp.qp.device().batch();
+    // Its own handle, because the queue pair may not exist any more when the batch is sent.
+    let batch = qp.qp.device().clone().into_batch();
     while let Some(request) = next.get() {
         if let Err(error) =
             post_one(request, |request| when_connected(qp, || batch.post_send(&qp.qp, request)))

@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 
 use nix::errno::Errno;
-use xwarp_verbs::{Device, Operation, Payload, PostBatch, STag, SendFlags, WorkRequest};
+use xwarp_verbs::{Operation, Payload, STag, SendFlags, Sge, WorkRequest};
 
 use super::{
     cq::immediate_octets,
     memory::{self, Mw},
-    post::{Pieces, compare_swap, fetch_add, flags, remote, send_immediate, when_connected},
+    post::{MOST_PIECES, compare_swap, fetch_add, flags, remote, send_immediate, sge, when_connected},
     qp::Qp,
 };
 use crate::{
@@ -16,85 +16,148 @@ use crate::{
         device::{entry, ibv_mw_bind_info},
         queue::{ibv_data_buf, ibv_qp_ex, ibv_sge},
     },
-    boundary::{Handle, In, InlineBuffer, append_bytes},
+    boundary::{Handle, INLINE_BYTES, In, append_bytes_to},
     failure,
 };
 
-/// The request that is being built. It is posted when the next one begins, or at the end.
+/// The requests of a program between `wr_start` and `wr_complete`. They are posted together: all of them, or none.
+///
+/// The lists keep their memory for the next batch.
 pub struct Draft {
-    /// `None`: no request is being built.
-    operation: Option<Operation>,
+    requests: Vec<Built>,
+    /// The pieces of all requests, one after the other.
+    pieces: Vec<Sge>,
+    /// The inline data of all requests.
+    data: Vec<u8>,
+    /// Requests that the send queue has room for: more are not kept.
+    most: u32,
+    /// The first failure since `wr_start`.
+    error: Option<Errno>,
+}
+
+/// A request that was built.
+#[derive(Clone, Copy)]
+struct Built {
+    operation: Operation,
     /// Immediate data of a Send, which becomes the operation once it is known that there is no payload.
     send_immediate: Option<u32>,
     wr_id: u64,
     flags: SendFlags,
-    pieces: Pieces,
-    data: InlineBuffer,
+    /// Places of its pieces and of its inline data in the draft's lists.
+    first_piece: usize,
+    pieces: usize,
+    first_byte: usize,
+    bytes: usize,
     is_inline: bool,
-    /// The first failure since `wr_start`.
-    error: Option<Errno>,
-    /// Requests that were posted since `wr_start`. They are sent together when this is dropped.
-    batch: Option<PostBatch<Device>>,
 }
 
 impl Draft {
-    pub fn new() -> Self {
-        Self {
-            operation: None,
-            send_immediate: None,
-            wr_id: 0,
-            flags: SendFlags::empty(),
-            pieces: Pieces::new(),
-            data: InlineBuffer::new(),
-            is_inline: false,
-            error: None,
-            batch: None,
-        }
+    /// `most`: capacity of the send queue.
+    pub fn new(most: u32) -> Self {
+        Self { requests: Vec::new(), pieces: Vec::new(), data: Vec::new(), most, error: None }
     }
 
-    fn begin(&mut self) {
-        self.operation = None;
-        self.send_immediate = None;
+    fn clear(&mut self) {
+        self.requests.clear();
         self.pieces.clear();
         self.data.clear();
-        self.is_inline = false;
+        self.error = None;
     }
 
     fn fail(&mut self, error: Errno) {
         self.error.get_or_insert(error);
     }
 
-    /// Posts the request that was built. `last`: no other follows, so it is sent at once.
-    fn post(&mut self, qp: &Qp, last: bool) {
-        let Some(operation) = self.operation.take() else { return };
-        if self.error.is_some() {
-            return;
+    fn begin(&mut self, operation: Operation, wr_id: u64, flags: SendFlags) -> Result<(), Errno> {
+        if self.requests.len() >= self.most as usize {
+            return Err(Errno::ENOMEM);
         }
-        let bytes = if self.is_inline { self.data.filled().len() } else { self.pieces.bytes() };
-        let operation = match self.send_immediate {
-            Some(data) => send_immediate(data, bytes),
-            None => Ok(operation),
-        };
-        let posted = operation.and_then(|operation| {
-            let payload = match operation {
+        self.requests.push(Built {
+            operation,
+            send_immediate: None,
+            wr_id,
+            flags,
+            first_piece: self.pieces.len(),
+            pieces: 0,
+            first_byte: self.data.len(),
+            bytes: 0,
+            is_inline: false,
+        });
+        Ok(())
+    }
+
+    /// The request that is being built, to which a setter applies.
+    fn last(&mut self) -> Result<&mut Built, Errno> {
+        self.requests.last_mut().ok_or(Errno::EINVAL)
+    }
+
+    fn add_piece(&mut self, piece: &ibv_sge) -> Result<(), Errno> {
+        let request = self.last()?;
+        if request.pieces >= MOST_PIECES {
+            return Err(Errno::EINVAL);
+        }
+        request.pieces += 1;
+        self.pieces.push(sge(piece));
+        Ok(())
+    }
+
+    fn add_data(&mut self, address: u64, len: usize) -> Result<(), Errno> {
+        let request = self.last()?;
+        request.is_inline = true;
+        if len > INLINE_BYTES - request.bytes {
+            return Err(Errno::ENOMEM);
+        }
+        request.bytes += len;
+        append_bytes_to(&mut self.data, address, len)
+    }
+
+    /// Replaces the operation of Sends whose immediate data forbids a payload.
+    fn finish(&mut self) -> Result<(), Errno> {
+        for request in &mut self.requests {
+            if let Some(data) = request.send_immediate {
+                let pieces = self.pieces.get(request.first_piece..).unwrap_or_default();
+                let pieces = pieces.iter().take(request.pieces).map(|piece| piece.len as usize);
+                request.operation = send_immediate(data, request.bytes + pieces.sum::<usize>())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn request(&self, built: &Built) -> WorkRequest<'_> {
+        let pieces = self.pieces.get(built.first_piece..built.first_piece + built.pieces).unwrap_or_default();
+        let data = self.data.get(built.first_byte..built.first_byte + built.bytes).unwrap_or_default();
+        let payload = match (&built.operation, pieces) {
+            (
                 Operation::Immediate { .. }
                 | Operation::LocalInvalidate { .. }
-                | Operation::BindWindow { .. } => Payload::EMPTY,
-                _ if self.is_inline => Payload::Inline(self.data.filled()),
-                _ => self.pieces.payload(),
-            };
-            let request = WorkRequest { wr_id: self.wr_id, operation, payload, flags: self.flags };
-            let posted = if last && self.batch.is_none() {
-                when_connected(qp, || qp.qp.post_send(&request))
-            } else {
-                let batch = self.batch.get_or_insert_with(|| qp.qp.device().clone().into_batch());
-                when_connected(qp, || batch.post_send(&qp.qp, &request))
-            };
-            posted.map_err(failure::post)
-        });
-        if let Err(error) = posted {
-            self.fail(error);
+                | Operation::BindWindow { .. },
+                _,
+            ) => Payload::EMPTY,
+            _ if built.is_inline => Payload::Inline(data),
+            (_, [piece]) => Payload::Piece(*piece),
+            (_, pieces) => Payload::Gather(pieces),
+        };
+        WorkRequest { wr_id: built.wr_id, operation: built.operation, payload, flags: built.flags }
+    }
+
+    /// Posts all requests, or none.
+    fn post(&mut self, qp: &Qp) -> Result<(), Errno> {
+        if let Some(error) = self.error {
+            return Err(error);
         }
+        self.finish()?;
+        let posted = match self.requests.as_slice() {
+            [] => Ok(()),
+            [only] => {
+                let request = self.request(only);
+                when_connected(qp, || qp.qp.post_send(&request))
+            }
+            all => when_connected(qp, || {
+                let requests = all.iter().map(|built| self.request(built));
+                qp.qp.post_send_all(requests).map_err(|error| error.source)
+            }),
+        };
+        posted.map_err(failure::post)
     }
 }
 
@@ -118,26 +181,20 @@ pub fn show_functions(c: &mut ibv_qp_ex) {
     c.wr_abort = entry!(wr_abort);
 }
 
-/// Begins a request: the one before it is posted.
+/// Begins a request. The program holds the lock since `wr_start`; without that it is not understood.
 fn begin(qp: Handle<Qp>, operation: impl FnOnce() -> Result<Operation, Errno>) {
-    let Some(qp) = qp.alive() else { return };
-    let (wr_id, wr_flags) = qp.c.update(|c| (c.wr_id, c.wr_flags));
-    qp.draft.update(|draft| {
-        draft.post(qp, false);
-        draft.begin();
-        draft.wr_id = wr_id;
-        draft.flags = flags(wr_flags);
-        match operation() {
-            Ok(operation) => draft.operation = Some(operation),
-            Err(error) => draft.fail(error),
-        }
-    });
+    let Some(own) = qp.alive() else { return };
+    let (wr_id, wr_flags) = own.c.update(|c| (c.wr_id, c.wr_flags));
+    change(qp, |draft| draft.begin(operation()?, wr_id, flags(wr_flags)));
 }
 
 fn change(qp: Handle<Qp>, f: impl FnOnce(&mut Draft) -> Result<(), Errno>) {
-    if let Some(qp) = qp.alive() {
+    if let Some(qp) = qp.alive().filter(|qp| qp.drafting.is_held()) {
         qp.draft.update(|draft| {
-            if let Err(error) = f(draft) {
+            // After a failure nothing will be posted, and a setter has no request to apply to.
+            if draft.error.is_none()
+                && let Err(error) = f(draft)
+            {
                 draft.fail(error);
             }
         });
@@ -145,26 +202,25 @@ fn change(qp: Handle<Qp>, f: impl FnOnce(&mut Draft) -> Result<(), Errno>) {
 }
 
 extern "C" fn wr_start(qp: Handle<Qp>) {
-    change(qp, |draft| {
-        draft.begin();
-        (draft.error, draft.batch) = (None, None);
-        Ok(())
-    });
+    if let Some(qp) = qp.alive() {
+        qp.drafting.acquire();
+        qp.draft.update(Draft::clear);
+    }
 }
 
 extern "C" fn wr_complete(qp: Handle<Qp>) -> c_int {
-    let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
-    qp.draft.update(|draft| {
-        draft.post(qp, true);
-        // Requests before a failed one are sent too.
-        draft.batch = None;
-        draft.error.take().map_or(0, |error| error as c_int)
-    })
+    let Some(qp) = qp.alive().filter(|qp| qp.drafting.is_held()) else { return Errno::EINVAL as c_int };
+    qp.drafting.leave();
+    let posted = qp.draft.update(|draft| draft.post(qp));
+    qp.drafting.release();
+    // The peer may have answered, and another thread may have destroyed the queue pair for that.
+    posted.map_or_else(|error| error as c_int, |()| 0)
 }
 
-/// Discards the request that is being built. Earlier ones have been posted, and are sent.
 extern "C" fn wr_abort(qp: Handle<Qp>) {
-    wr_start(qp);
+    if let Some(qp) = qp.alive().filter(|qp| qp.drafting.is_held()) {
+        qp.drafting.release();
+    }
 }
 
 extern "C" fn wr_send(qp: Handle<Qp>) {
@@ -178,7 +234,7 @@ extern "C" fn wr_send_inv(qp: Handle<Qp>, key: u32) {
 extern "C" fn wr_send_imm(qp: Handle<Qp>, data: u32) {
     begin(qp, || Ok(Operation::Send { invalidate: None }));
     change(qp, |draft| {
-        draft.send_immediate = Some(data);
+        draft.last()?.send_immediate = Some(data);
         Ok(())
     });
 }
@@ -216,28 +272,23 @@ extern "C" fn wr_bind_mw(qp: Handle<Qp>, mw: Handle<Mw>, rkey: u32, info: In<ibv
 }
 
 extern "C" fn wr_set_sge(qp: Handle<Qp>, lkey: u32, addr: u64, length: u32) {
-    change(qp, |draft| draft.pieces.add(&ibv_sge { addr, length, lkey }));
+    change(qp, |draft| draft.add_piece(&ibv_sge { addr, length, lkey }));
 }
 
 extern "C" fn wr_set_sge_list(qp: Handle<Qp>, number: usize, list: In<ibv_sge>) {
     let number = c_int::try_from(number).unwrap_or(-1);
-    change(qp, |draft| list.list(number)?.iter().try_for_each(|piece| draft.pieces.add(piece)));
+    change(qp, |draft| list.list(number)?.iter().try_for_each(|piece| draft.add_piece(piece)));
 }
 
 extern "C" fn wr_set_inline_data(qp: Handle<Qp>, address: *const c_void, len: usize) {
-    change(qp, |draft| {
-        draft.is_inline = true;
-        append_bytes(&mut draft.data, address.expose_provenance() as u64, len)
-    });
+    change(qp, |draft| draft.add_data(address.expose_provenance() as u64, len));
 }
 
 extern "C" fn wr_set_inline_data_list(qp: Handle<Qp>, number: usize, list: In<ibv_data_buf>) {
     let number = c_int::try_from(number).unwrap_or(-1);
     change(qp, |draft| {
-        draft.is_inline = true;
+        draft.last()?.is_inline = true;
         let mut pieces = list.list(number)?.iter();
-        pieces.try_for_each(|piece| {
-            append_bytes(&mut draft.data, piece.addr.expose_provenance() as u64, piece.length)
-        })
+        pieces.try_for_each(|piece| draft.add_data(piece.addr.expose_provenance() as u64, piece.length))
     });
 }

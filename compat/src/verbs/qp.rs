@@ -30,7 +30,8 @@ use crate::{
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     config::config,
     failure::{self, number, pointer},
-    wait::{Unacknowledged, lock},
+    users::Used,
+    wait::{HeldLock, Unacknowledged, lock},
 };
 
 /// Longest time that a reset waits for the end of the connection.
@@ -50,9 +51,9 @@ pub struct Qp {
     pub c: CPart<ibv_qp_ex>,
     pub qp: QueuePair,
     pub context: Arc<Context>,
-    _pd: Arc<Pd>,
-    cqs: [Arc<Cq>; 2],
-    _srq: Option<Arc<Srq>>,
+    _pd: Used<Pd>,
+    cqs: [Used<Cq>; 2],
+    _srq: Option<Used<Srq>>,
     number: u32,
     cap: ibv_qp_cap,
     sq_sig_all: c_int,
@@ -65,7 +66,9 @@ pub struct Qp {
     /// Whether it was created with `send_ops_flags`, and so is an `ibv_qp_ex`.
     is_extended: AtomicBool,
     pub unacknowledged: Unacknowledged,
-    /// The requests of `ibv_wr_*` between `wr_start` and `wr_complete`.
+    /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
+    pub drafting: HeldLock,
+    /// The requests of `ibv_wr_*`, of the thread that holds `drafting`.
     pub draft: CPart<Draft>,
 }
 
@@ -130,9 +133,9 @@ impl Qp {
             c: CPart::new(c),
             qp,
             context: Arc::clone(&context),
-            _pd: Arc::clone(pd),
-            cqs: [send_cq, recv_cq],
-            _srq: srq,
+            _pd: Used::of(pd),
+            cqs: [Used::of(&send_cq), Used::of(&recv_cq)],
+            _srq: srq.as_ref().map(Used::of),
             number,
             cap: *cap,
             sq_sig_all: init.sq_sig_all,
@@ -142,7 +145,8 @@ impl Qp {
             is_reset: AtomicBool::new(false),
             is_extended: AtomicBool::new(false),
             unacknowledged: Unacknowledged::default(),
-            draft: CPart::new(Draft::new()),
+            drafting: HeldLock::new(!pd.is_of_one_thread()),
+            draft: CPart::new(Draft::new(cap.max_send_wr)),
         });
         context.card.add_qp(&qp);
         Handle::publish(Arc::clone(&qp));
@@ -437,6 +441,7 @@ pub fn destroy(qp: Handle<Qp>) -> Result<(), Errno> {
         qp.unpair();
         qp.context.card.remove_qp(qp);
         qp.unacknowledged.drain();
+        qp.drafting.drain();
     })
 }
 

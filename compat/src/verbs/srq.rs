@@ -20,6 +20,7 @@ use crate::{
     },
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     failure::{self, number, pointer},
+    users::{Used, Users, usable},
     wait::{Unacknowledged, lock},
 };
 
@@ -27,12 +28,14 @@ use crate::{
 pub struct Srq {
     c: CPart<ibv_srq>,
     pub srq: SharedReceiveQueue,
-    pd: Arc<Pd>,
+    pd: Used<Pd>,
     attributes: Mutex<ibv_srq_attr>,
     pub unacknowledged: Unacknowledged,
+    users: Users,
 }
 
 object!(Srq: ibv_srq);
+usable!(Srq);
 
 fn create(pd: &Arc<Pd>, init: &ibv_srq_init_attr) -> Result<Arc<Srq>, Errno> {
     let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
@@ -45,8 +48,14 @@ fn create(pd: &Arc<Pd>, init: &ibv_srq_init_attr) -> Result<Arc<Srq>, Errno> {
     c.srq_context = init.srq_context;
     c.pd = pd.c_ptr();
     let attributes = Mutex::new(ibv_srq_attr { max_wr, max_sge, srq_limit: 0 });
-    let unacknowledged = Unacknowledged::default();
-    let srq = Arc::new(Srq { c: CPart::new(c), srq, pd: Arc::clone(pd), attributes, unacknowledged });
+    let srq = Arc::new(Srq {
+        c: CPart::new(c),
+        srq,
+        pd: Used::of(pd),
+        attributes,
+        unacknowledged: Unacknowledged::default(),
+        users: Users::default(),
+    });
     pd.context.card.add_srq(&srq);
     Handle::publish(Arc::clone(&srq));
     Ok(srq)

@@ -169,6 +169,25 @@ impl Rnic {
         Ok(())
     }
 
+    /// Posts all of `requests` in order, or none: the number of the first one that is refused, and why.
+    pub fn post_all<'a>(
+        &mut self,
+        qp: QpId,
+        requests: impl Iterator<Item = WorkRequest<'a>> + Clone,
+    ) -> Result<(), (usize, PostError)> {
+        let pair = self.qps.get_mut(qp).ok_or((0, PostError::Unknown))?;
+        for (number, request) in requests.clone().enumerate() {
+            let checked = pair
+                .check_post(request.operation)
+                .and_then(|_| pair.sq.check(&request, u32::try_from(number).unwrap_or(u32::MAX)));
+            checked.map_err(|error| (number, error))?;
+        }
+        for (number, request) in requests.enumerate() {
+            self.post_send(qp, &request).map_err(|error| (number, error))?;
+        }
+        Ok(())
+    }
+
     /// [`Self::post_send`] of a request that needs more checks, or work of ours, or is flushed.
     #[inline(never)]
     fn post_other(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {

@@ -157,6 +157,14 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Whether [`Self::post`] would append `request` behind `others` further ones.
+    pub(crate) fn check(&self, request: &WorkRequest<'_>, others: u32) -> Result<(), PostError> {
+        if self.len.saturating_add(others) >= self.max_wr {
+            return Err(PostError::QueueFull(self.max_wr));
+        }
+        self.check_payload(request).map(|_| ())
+    }
+
     /// Puts a payload into the entry at `position`.
     #[inline(never)]
     fn keep_payload(&mut self, position: Position, payload: Payload<'_>) {

@@ -137,12 +137,14 @@ impl Engines {
             return Err(PostError::DeviceFailed);
         }
         self.first.note_post();
+        // Once the receive is posted, a message may come in it, and another thread may destroy the queue for that.
+        let id = receives.id();
         let waiting = receives.post(request)?;
         if waiting.is_empty() {
             self.first.send_due_posts();
         }
         for engine in waiting.iter() {
-            self.get(engine).with(|state, _| state.engine.rnic_mut().srq_refilled(receives.id()));
+            self.get(engine).with(|state, _| state.engine.rnic_mut().srq_refilled(id));
         }
         Ok(())
     }

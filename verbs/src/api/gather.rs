@@ -51,11 +51,17 @@ impl Gathered {
 
     /// Adds posts to the waiting ones. Returns false if all of them must be sent now: they fill segments of `emss`
     /// bytes, are many, or the first one has waited long enough.
-    pub(super) fn add(&self, clock: &Clock, requests: &[WorkRequest<'_>], emss: usize) -> bool {
-        let bytes = requests.iter().map(wire_bytes).fold(0, usize::saturating_add);
+    pub(super) fn add<'a>(
+        &self,
+        clock: &Clock,
+        requests: impl ExactSizeIterator<Item = WorkRequest<'a>>,
+        emss: usize,
+    ) -> bool {
+        let number = requests.len() as u64;
+        let bytes = requests.map(|request| wire_bytes(&request)).fold(0, usize::saturating_add);
         let total = self.bytes.load(Ordering::Relaxed).saturating_add(bytes as u64);
         let before = self.messages.load(Ordering::Relaxed);
-        let messages = before + requests.len() as u64;
+        let messages = before + number;
         let looks = messages / MESSAGES_PER_LOOK > before / MESSAGES_PER_LOOK;
         if total >= (SEGMENTS * emss) as u64 || messages >= MESSAGES || looks && self.is_due(clock.now()) {
             return false;

@@ -183,8 +183,11 @@ impl QueuePair {
     /// Calls `f` with the engine that has the queue pair.
     #[inline]
     fn at_engine<R: Sought>(&self, mut f: impl FnMut(&SharedEngine) -> R) -> R {
+        let several = self.device().engines().are_several();
         let result = f(self.here());
-        if self.device().engines().are_several() && result.is_elsewhere() {
+        // When the engine has executed the work, the peer may have answered it, and another thread may have destroyed this queue
+        // pair for that: it must not be accessed any more unless the engine does not know it.
+        if several && result.is_elsewhere() {
             return self.after_move(f);
         }
         result
@@ -298,8 +301,10 @@ impl QueuePair {
     /// stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of one queue pair
     /// are always sent in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        let requests = std::slice::from_ref(request);
-        self.at_engine(|engine| engine.post(self.id, requests, |rnic| rnic.post_send(self.id, request)))
+        self.at_engine(|engine| {
+            let requests = std::slice::from_ref(request).iter().copied();
+            engine.post(self.id, requests, |rnic| rnic.post_send(self.id, request))
+        })
     }
 
     /// Posts requests in order with one call, which takes the device's lock once and kicks the interface at most once;
@@ -307,11 +312,25 @@ impl QueuePair {
     /// [`post_send`](Self::post_send) for the time of transmission.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
         self.at_engine(|engine| {
-            engine.post(self.id, requests, |rnic| {
+            engine.post(self.id, requests.iter().copied(), |rnic| {
                 for (posted, request) in requests.iter().enumerate() {
                     rnic.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
                 }
                 Ok(())
+            })
+        })
+    }
+
+    /// Posts all of the requests in order with one call, or none of them: if one is refused, nothing is sent. Otherwise like
+    /// [`post_send_list`](Self::post_send_list). The requests are looked at twice.
+    pub fn post_send_all<'a>(
+        &self,
+        requests: impl ExactSizeIterator<Item = WorkRequest<'a>> + Clone,
+    ) -> Result<(), PostListError> {
+        self.at_engine(|engine| {
+            let each = requests.clone();
+            engine.post(self.id, requests.clone(), |rnic| {
+                rnic.post_all(self.id, each).map_err(|(posted, source)| PostListError { posted, source })
             })
         })
     }

@@ -254,10 +254,10 @@ impl SharedEngine {
     }
 
     /// Posts `requests` to the send queue of `qp` by `f`; they may be gathered.
-    pub(crate) fn post<R: Answer>(
+    pub(crate) fn post<'a, R: Answer>(
         &self,
         qp: QpId,
-        requests: &[WorkRequest<'_>],
+        requests: impl ExactSizeIterator<Item = WorkRequest<'a>>,
         f: impl FnOnce(&mut Rnic) -> R,
     ) -> R {
         count(&self.posts);

@@ -1,8 +1,11 @@
 /* Random sequences of calls beside a model of the objects' lifetimes: "model SEED CALLS". Each call gets objects that live, that were
- * destroyed, that are of another kind, or null; the model knows which calls must succeed, and the error of the others. */
+ * destroyed, that are of another kind, or null; the model knows which calls must succeed, and the error of the others. With "model SEED CALLS
+ * watched", a second thread asks for the attributes and events of the same objects all the time, which must not change any outcome. */
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,9 +87,11 @@ static void created(enum kind kind, void *made, int wanted, int error)
 			object = &objects[i];
 		}
 	if (!object)
-		object = &objects[number++];
+		object = &objects[number];
 	last = object;
 	*object = (struct object){ .kind = kind, .pointer = made, .alive = 1 };
+	if (object == &objects[number])
+		__atomic_store_n(&number, number + 1, __ATOMIC_RELEASE);
 	for (int k = 0; k < 4; k++)
 		object->uses[k] = -1;
 }
@@ -116,10 +121,14 @@ static void create(enum kind kind)
 		ok = chance(10) != 0;
 		created(PD, ibv_alloc_pd(ok ? context : NULL), ok, EINVAL);
 		break;
-	case CHANNEL:
-		created(CHANNEL, ibv_create_comp_channel(context), 1, 0);
-		fcntl(((struct ibv_comp_channel *)last->pointer)->fd, F_SETFL, O_NONBLOCK);
+	case CHANNEL: {
+		struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+
+		if (channel)
+			fcntl(channel->fd, F_SETFL, O_NONBLOCK);
+		created(CHANNEL, channel, 1, 0);
 		break;
+	}
 	case CQ: {
 		int entries = chance(6) ? (int)chance(500) + 1 : (int)chance(3) - 2, vector = chance(10) ? 0 : (int)chance(5) + 1;
 
@@ -316,8 +325,43 @@ static void exercise(void)
 	}
 }
 
+static int watching = 1;
+
+/* Calls by the second thread, of the kind that may come at any time: an object may be destroyed during the call. */
+static void *watch(void *argument)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_srq_attr srq_attr;
+	struct ibv_qp_attr attr;
+	struct ibv_cq *cq;
+	void *own;
+
+	for (uint32_t round = 0; __atomic_load_n(&watching, __ATOMIC_ACQUIRE); round++) {
+		int known = __atomic_load_n(&number, __ATOMIC_ACQUIRE), error;
+		struct object *object = &objects[known ? round % known : 0];
+		void *it = __atomic_load_n(&object->pointer, __ATOMIC_ACQUIRE);
+
+		/* Mostly living channels: their call takes longest. */
+		if (round % 64 && (!__atomic_load_n(&object->alive, __ATOMIC_ACQUIRE) || object->kind != CHANNEL))
+			continue;
+		error = ibv_query_qp(it, &attr, IBV_QP_STATE, &init);
+		EXPECT(error == 0 || error == EINVAL, 1);
+		error = ibv_query_srq(it, &srq_attr);
+		EXPECT(error == 0 || error == EINVAL, 1);
+		if (ibv_get_cq_event(it, &cq, &own) == 0)
+			ibv_ack_cq_events(cq, 1);
+		else
+			EXPECT(errno == EAGAIN || errno == EINVAL, 1);
+		if (known && round % known == 0)
+			sched_yield();
+	}
+	return argument;
+}
+
 int main(int argc, char **argv)
 {
+	pthread_t watcher;
+	int watched = argc > 3;
 	long calls = argc > 2 ? atol(argv[2]) : 1000;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 
@@ -326,6 +370,8 @@ int main(int argc, char **argv)
 	if (!context)
 		return 2;
 	ibv_free_device_list(list);
+	if (watched)
+		EXPECT(pthread_create(&watcher, NULL, watch, NULL), 0);
 	for (call = 0; call < calls; call++) {
 		uint32_t what = chance(10);
 
@@ -342,6 +388,9 @@ int main(int argc, char **argv)
 		for (int i = 0; i < number; i++)
 			if (objects[i].alive && objects[i].kind == order[k])
 				EXPECT(destruction(order[k], objects[i].pointer), 0);
+	__atomic_store_n(&watching, 0, __ATOMIC_RELEASE);
+	if (watched)
+		EXPECT(pthread_join(watcher, NULL), 0);
 	EXPECT(ibv_close_device(context), 0);
 	printf("%ld calls as modelled\n", calls);
 	return 0;
