@@ -639,6 +639,14 @@ fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     unsafe { (libc::dladdr(address, info.as_mut_ptr()) != 0).then(|| info.assume_init()) }
 }
 
+/// Keeps this library loaded until the process ends, whatever the program closes.
+pub fn stay_loaded() {
+    if let Some(own) = object_of(object_of as *const c_void) {
+        // SAFETY: the library is loaded already, and only marked.
+        unsafe { libc::dlopen(own.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+    }
+}
+
 /// Runs `f` when the process exits.
 pub fn at_exit(f: extern "C" fn()) {
     // SAFETY: `f` is a function that may be called at any time.

@@ -5,6 +5,7 @@
 //! | [`table`] | every symbol of the ABI with its version |
 //! | [`abi`] | the structures of the C headers |
 //! | [`boundary`] | pointers of C programs: nearly all unsafe code |
+//! | [`faults`] | registered memory that is gone: the signal handler |
 //! | [`sleep`] | calls that wait for an event: signals and cancellation; unsafe system calls |
 //! | [`config`] | environment variables |
 //! | [`verbs`] | libibverbs: devices, memory, queues, posting, polling |
@@ -21,6 +22,7 @@ mod boundary;
 mod cm;
 mod config;
 mod failure;
+mod faults;
 mod sleep;
 mod table;
 mod users;

@@ -12,7 +12,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::{
     event::{EventfdFlags, epoll, eventfd},
     fs::{OFlags, fcntl_getfl},
@@ -105,8 +105,12 @@ impl<T> AsFd for BellQueue<T> {
 }
 
 /// Calls `f` with all signals of this thread blocked, which threads that `f` starts inherit: signals stay with the program's threads.
+/// Faults of the thread itself are not blocked, because the kernel ends the process for a blocked one (see `faults`).
 pub fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let mut others = SigSet::all();
+    others.remove(Signal::SIGSEGV);
+    others.remove(Signal::SIGBUS);
+    let mask = others.thread_swap_mask(SigmaskHow::SIG_SETMASK);
     let result = f();
     if let Ok(mask) = mask {
         let _ = mask.thread_set_mask();

@@ -19,6 +19,7 @@ use crate::{
     abi::cm::rdma_conn_param,
     boundary::{self, Handle, In},
     failure::{self, minus_one},
+    faults,
     sleep::uncancelled,
     verbs::qp::Qp,
     wait::lock,
@@ -106,6 +107,7 @@ fn establish(
     begin: impl FnOnce(&CmId, &QueuePair, Parameters) -> Result<(), CmError>,
 ) -> Result<(), Errno> {
     let id = id.object()?;
+    faults::catch();
     let mut inner = lock(&id.inner);
     let parameters = Parameters::of(parameters, &inner);
     let qp = parameters.qp(&id, &inner)?;

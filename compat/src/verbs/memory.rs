@@ -14,6 +14,7 @@ use crate::{
     abi::queue::ibv_mw_bind,
     boundary::{self, CPart, Handle, In, Object as _, object},
     failure::{self, number, pointer},
+    faults,
     users::{Used, Users, usable},
     wait::lock,
 };
@@ -172,6 +173,7 @@ fn register(pd: &Pd, address: *mut c_void, len: usize, iova: u64, flags: u32) ->
     address.addr().checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
     let memory = boundary::memory(address, len, writable).ok_or(Errno::EFAULT)?;
     boundary::populate(address, len, writable)?;
+    faults::catch();
     let options = RegionOptions { base: iova, ..RegionOptions::default() };
     pd.pd.register_with(memory, rights, options).map_err(failure::resource)
 }

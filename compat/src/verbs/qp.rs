@@ -30,6 +30,7 @@ use crate::{
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     config::config,
     failure::{self, number, pointer},
+    faults,
     users::Used,
     wait::{HeldLock, Unacknowledged, lock},
 };
@@ -213,6 +214,7 @@ impl Qp {
     }
 
     fn change_state(self: &Arc<Self>, attributes: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+        faults::catch();
         let (from, to) = (self.state(), attributes.qp_state);
         match (from, to) {
             (_, qp_state::RESET) => {
