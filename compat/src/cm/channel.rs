@@ -210,6 +210,11 @@ pub extern "C" fn rdma_create_event_channel() -> Handle<Channel> {
 pub extern "C" fn rdma_destroy_event_channel(channel: Handle<Channel>) {
     if let Ok(found) = channel.object() {
         found.await_reader();
+        // A thread in its call sleeps on, as in a `read` of a descriptor that another thread closes: the descriptor on which it sleeps, or
+        // is about to, stays open.
+        if lock(&found.reader).inside {
+            std::mem::forget(Arc::clone(&found.sleepers));
+        }
     }
     let _ = channel.withdraw();
 }
