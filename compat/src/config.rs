@@ -1,6 +1,6 @@
 //! Environment variables, all with the prefix `XWARP_`. `docs/compat.md` describes them.
 
-use std::{path::PathBuf, sync::OnceLock};
+use std::{io::IsTerminal as _, path::PathBuf, sync::OnceLock};
 
 use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision, Rtr};
 
@@ -48,7 +48,7 @@ fn choice<T: Copy>(name: &str, default: T, choices: &[(&str, T)]) -> T {
     let found = choices.iter().find(|(word, _)| *word == value);
     if found.is_none() {
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
-        eprintln!("xwarp: {name}={value} is none of {}", words.join(", "));
+        say!("{name}={value} is none of {}", words.join(", "));
     }
     found.map_or(default, |(_, value)| *value)
 }
@@ -132,7 +132,10 @@ pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         if let Some(filter) = variable("XWARP_LOG") {
             let filter = tracing_subscriber::EnvFilter::new(filter);
-            let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+            // A log that cannot be written loses lines: by default the subscriber would report that, and panic.
+            let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+            let log = log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
+            let _ = log.try_init();
         }
         Config::read()
     })

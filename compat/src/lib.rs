@@ -17,6 +17,15 @@
 #![allow(missing_docs, reason = "the manual pages of libibverbs and librdmacm describe the functions")]
 #![allow(clippy::struct_field_names, reason = "an object of C around the one of xwarp with the same name")]
 
+/// Prints a line on standard error. The program may have closed it, or its reader may have ended, so errors are ignored: a
+/// panic would be one of the program.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), "xwarp: {}", format_args!($($text)*));
+    }};
+}
+
 pub mod abi;
 mod boundary;
 mod cm;

@@ -86,9 +86,7 @@ fn load() -> Option<Rsockets> {
         None => DIRECTORIES.iter().find_map(|directory| of_file(&format!("{directory}/librdmacm.so.1"))),
     };
     if found.is_none() {
-        eprintln!(
-            "xwarp: rsockets need the librdmacm.so.1 of the distribution; XWARP_RSOCKETS says where it is"
-        );
+        say!("rsockets need the librdmacm.so.1 of the distribution; XWARP_RSOCKETS says where it is");
     }
     found
 }

@@ -92,7 +92,7 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
     let options = config().device_options(&port.name, open.is_empty());
     let opened = without_signals(|| Device::open_with(&port.name, options));
     let device = opened.map_err(|error| {
-        eprintln!("xwarp: cannot open {}: {error}", port.name);
+        say!("cannot open {}: {error}", port.name);
         Errno::ENODEV
     })?;
     if open.is_empty() {

@@ -3,7 +3,9 @@
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
-    env, fs, io, mem,
+    env, fmt, fs,
+    io::{self, IsTerminal as _, Write as _},
+    mem,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{BorrowedFd, OwnedFd, RawFd},
     path::PathBuf,
@@ -109,6 +111,12 @@ pub struct Process {
     pub relays: Arc<Relays>,
 }
 
+/// Prints a line on standard error. The program may have closed it, or its reader may have ended, so errors are ignored: a
+/// panic would be one of the program.
+fn say(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "xwarp-sdp: {text}");
+}
+
 /// Prepares the process when the library is loaded.
 pub fn init() {
     let rules = match env::var_os(RULES_VARIABLE) {
@@ -121,9 +129,11 @@ pub fn init() {
             .and_then(|text| text.parse().map_err(|error: RuleError| error.to_string()))
             .map_err(|error| format!("{}: {error}", path.to_string_lossy())),
     };
-    let rules = rules.map_err(|error| eprintln!("xwarp-sdp: {error}: all connections use TCP")).ok();
+    let rules = rules.map_err(|error| say(format_args!("{error}: all connections use TCP"))).ok();
     if let Ok(filter) = env::var(LOG_VARIABLE) {
+        // A log that cannot be written loses lines: by default the subscriber would report that, and panic.
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+        let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
         // The program may have a log of its own.
         let _ = log.try_init();
     }
@@ -406,7 +416,7 @@ impl Process {
                 port.sdp.device().drain(Duration::ZERO);
             }
             if *statistics {
-                eprintln!("xwarp-sdp: {program}[{}] {name}: {}", self.id, share(&port.sdp.counters()));
+                say(format_args!("{program}[{}] {name}: {}", self.id, share(&port.sdp.counters())));
             }
         }
     }
