@@ -14,7 +14,9 @@ use xwarp_driver::{
 /// A helper runs, but violates the protocol.
 pub fn interfaces() -> Result<Vec<Description>, OpenError> {
     match shared_interfaces(&DriverConfig::default()) {
-        Err(OpenError::NoHelper { .. } | OpenError::NotInGroup { .. }) => Ok(Vec::new()),
+        Err(OpenError::NoHelper { .. } | OpenError::NotInGroup { .. } | OpenError::Excluded { .. }) => {
+            Ok(Vec::new())
+        }
         other => other,
     }
 }

@@ -113,7 +113,7 @@ fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
             Err(_) if !shared.is_empty() => Vec::new(),
             Err(error) => return Err(error),
         };
-        let samples: Vec<_> = devices.iter().filter_map(|device| stat::sample(device).ok()).collect();
+        let samples = stat::samples(&devices);
         if arguments.json {
             stat::write_json(&samples, &before, &shared, out)?;
         } else {

@@ -2,21 +2,26 @@
 
 use std::{
     fmt, fs,
-    io::{self, Read as _, Write},
+    io::{self, Read, Write},
     net::Shutdown,
-    os::unix::net::UnixStream,
+    os::unix::{fs::MetadataExt as _, net::UnixStream},
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::observe::{self, DIRECTORY_OF_USERS, DIRECTORY_VARIABLE, OBSERVE_VARIABLE, Socket};
 
-/// Longest time to wait for an answer.
+/// Longest time to wait for the whole answer of a device, from the connection on.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest answer about a device: some ten thousands of queue pairs.
 const MOST_ANSWER_BYTES: u64 = 64 << 20;
+/// Longest refusal of a capture.
+const MOST_REFUSAL_BYTES: u64 = 200;
+/// Pause before a process that accepts no connection at the moment is asked again.
+const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 /// Longest wait for frames before the end of a capture is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -40,36 +45,82 @@ impl fmt::Display for Device {
 }
 
 impl Device {
-    fn ask(&self, line: &str) -> io::Result<UnixStream> {
-        let mut stream = UnixStream::connect(&self.0.path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+    /// The user of the process.
+    pub fn owner(&self) -> u32 {
+        self.0.owner
+    }
+
+    /// Connects and sends `line`. The process is not trusted: everything together ends at `end`.
+    fn ask(&self, line: &str, end: Instant) -> io::Result<Answer> {
+        let mut stream = loop {
+            match self.0.connect() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                    thread::sleep(CONNECT_PAUSE);
+                }
+                other => break other?,
+            }
+        };
+        stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(PATIENCE))?;
         writeln!(stream, "{line}")?;
-        Ok(stream)
+        Ok(Answer { stream, end })
     }
 
     /// The answer to `stat`.
     pub fn describe(&self) -> io::Result<String> {
         let mut answer = String::new();
-        self.ask("stat")?.take(MOST_ANSWER_BYTES).read_to_string(&mut answer)?;
+        let end = Instant::now() + PATIENCE;
+        self.ask("stat", end)?.take(MOST_ANSWER_BYTES).read_to_string(&mut answer)?;
         Ok(answer)
     }
 }
 
-/// The directories with sockets that are visible to this user: for root, those of all users.
-fn directories() -> Vec<PathBuf> {
-    let mut found: Vec<_> = observe::directory().into_iter().collect();
-    let usual = std::env::var_os(DIRECTORY_VARIABLE).is_none_or(|directory| directory.is_empty());
-    if usual && rustix::process::geteuid().is_root() {
-        let users = fs::read_dir("/run/user").into_iter().flatten().flatten();
-        found.extend(users.map(|user| user.path().join(DIRECTORY_OF_USERS)));
+/// The answer of a device, which must come before its end.
+struct Answer {
+    stream: UnixStream,
+    end: Instant,
+}
+
+impl Read for Answer {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
     }
-    found
+}
+
+/// A text of another process, without the characters that control a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// The directories with sockets that are visible to this user, each with its owner: for root, those of all users.
+fn directories() -> Vec<(PathBuf, u32)> {
+    let user = rustix::process::geteuid();
+    let named = std::env::var_os(DIRECTORY_VARIABLE).is_some_and(|directory| !directory.is_empty());
+    // Root may name the directory of another user.
+    let owner = |directory: &PathBuf| match fs::symlink_metadata(directory) {
+        Ok(found) if named && user.is_root() => found.uid(),
+        _ => user.as_raw(),
+    };
+    let own = observe::directory();
+    let mut found: Vec<_> = own.into_iter().map(|directory| (owner(&directory), directory)).collect();
+    if !named && user.is_root() {
+        let users = fs::read_dir("/run/user").into_iter().flatten().flatten();
+        found.extend(users.filter_map(|user| {
+            let owner = user.file_name().to_str()?.parse().ok()?;
+            Some((owner, user.path().join(DIRECTORY_OF_USERS)))
+        }));
+    }
+    found.into_iter().map(|(owner, directory)| (directory, owner)).collect()
 }
 
 /// The chosen devices. If there is none, the error names a remedy.
 pub fn find(choice: &Choice) -> Result<Vec<Device>> {
-    let found = directories().into_iter().flat_map(|directory| observe::sockets(&directory));
+    let found = directories().into_iter().flat_map(|(directory, owner)| observe::sockets(&directory, owner));
     let mut devices: Vec<_> = found.map(Device).collect();
     let all = devices.len();
     devices.retain(|device| {
@@ -106,15 +157,17 @@ pub fn capture(
     ended: &AtomicBool,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let mut stream = device.ask("capture").with_context(|| format!("cannot ask {device}"))?;
     let begin = Instant::now();
+    let mut answer =
+        device.ask("capture", begin + PATIENCE).with_context(|| format!("cannot ask {device}"))?;
     let mut first = [0; 3];
-    stream.read_exact(&mut first).with_context(|| format!("{device} does not answer"))?;
+    answer.read_exact(&mut first).with_context(|| format!("{device} does not answer"))?;
     if first != *b"ok\n" {
-        let mut rest = String::new();
-        stream.take(200).read_to_string(&mut rest)?;
-        bail!("{device}: {}{}", String::from_utf8_lossy(&first), rest.trim_end());
+        let mut rest = first.to_vec();
+        answer.take(MOST_REFUSAL_BYTES).read_to_end(&mut rest)?;
+        bail!("{device}: {}", printable(&String::from_utf8_lossy(&rest)));
     }
+    let mut stream = answer.stream;
     stream.set_read_timeout(Some(LOOK_EVERY))?;
     let mut bytes = vec![0; 1 << 18];
     let mut last = None;

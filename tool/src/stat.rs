@@ -3,13 +3,20 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write},
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
 
 use xwarp_driver::inspect::Description;
 
-use crate::{helper, observed::Device};
+use crate::{
+    helper,
+    observed::{Device, printable},
+};
+
+/// Longest time that the devices of one user may take for their answers, together.
+const PATIENCE_OF_USER: Duration = Duration::from_secs(5);
 
 /// A device at one time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -20,12 +27,24 @@ pub struct Sample {
     pub queue_pairs: Vec<BTreeMap<String, String>>,
 }
 
-/// Asks a device.
-pub fn sample(device: &Device) -> io::Result<Sample> {
-    parse(&device.describe()?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+/// Asks devices. Those that do not answer are left out; a user whose devices delay their answers delays nobody for long.
+pub fn samples(devices: &[Device]) -> Vec<Sample> {
+    let mut waited: BTreeMap<u32, Duration> = BTreeMap::new();
+    let ask = |device: &Device| {
+        let waited = waited.entry(device.owner()).or_default();
+        if *waited >= PATIENCE_OF_USER {
+            return None;
+        }
+        let begin = Instant::now();
+        let answer = device.describe();
+        *waited += begin.elapsed();
+        parse(&answer.ok()?)
+    };
+    devices.iter().filter_map(ask).collect()
 }
 
-/// Reads an answer; `None` if it is incomplete or of another version.
+/// Reads an answer; `None` if it is incomplete or of another version. Its texts are those of another user, perhaps, and come
+/// without control characters.
 fn parse(answer: &str) -> Option<Sample> {
     let mut lines = answer.lines();
     let version = lines.next()?.strip_prefix("xwarp ")?;
@@ -39,11 +58,10 @@ fn parse(answer: &str) -> Option<Sample> {
             "end" => return Some(sample),
             "qp" => {
                 let fields = value.split(' ').filter_map(|field| field.split_once('='));
-                sample
-                    .queue_pairs
-                    .push(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
+                let fields = fields.map(|(name, value)| (printable(name), printable(value)));
+                sample.queue_pairs.push(fields.collect());
             }
-            _ => drop(sample.device.insert(name.to_owned(), value.to_owned())),
+            _ => drop(sample.device.insert(printable(name), printable(value))),
         }
     }
     None

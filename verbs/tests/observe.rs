@@ -80,7 +80,7 @@ fn the_next_device_removes_the_sockets_of_ended_processes() {
     fs::remove_file(&young).unwrap();
     fs::remove_file(&waits).unwrap();
     let open = || {
-        let found = sockets(&directory);
+        let found = sockets(&directory, rustix::process::geteuid().as_raw());
         found.iter().filter(|socket| socket.pid == process::id()).count()
     };
     let before = open();

@@ -95,7 +95,9 @@ pub(crate) fn program_of(fdinfo: &str) -> Option<u32> {
 }
 
 fn command(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+    // Any user may name a process, and the name is printed on the terminals of others.
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.chars().filter(|c| !c.is_control()).collect()
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use xwarp_rnic::rnic::{QpId, QpInfo};
 
 use super::{counters::Counters, engines::attributes, shared::SharedEngine};
 use crate::{
-    observe::{VERSION, directory, sockets},
+    observe::{VERSION, directory, remove_abandoned},
     system::{self, Doorbell, wait_readable},
     tap::Recording,
 };
@@ -95,8 +95,7 @@ impl Observer {
         let directory = directory()
             .ok_or_else(|| io::Error::other("no directory for its socket: set XDG_RUNTIME_DIR"))?;
         make_private(&directory)?;
-        // Removes the files of ended processes.
-        sockets(&directory);
+        remove_abandoned(&directory);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("{}-{interface}-{number}", std::process::id()));
         // A dead process of this id may have left its file.
