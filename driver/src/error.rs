@@ -172,6 +172,15 @@ pub enum OpenError {
         /// The socket's group, by name or number.
         group: String,
     },
+    /// The permissions of the helper's socket, or of its directory, exclude this user, whatever its groups.
+    #[error(
+        "this user may not use xwarpd at {}: its socket, or the directory, admits only its owner (xwarpd --group GROUP admits a group)",
+        socket.display()
+    )]
+    Excluded {
+        /// The helper's socket.
+        socket: PathBuf,
+    },
     /// The helper refuses.
     #[error("xwarpd refuses: {0}")]
     Refused(String),
@@ -189,6 +198,20 @@ pub enum OpenError {
         /// The kernel's error.
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// Whether a helper's socket exists, though this process has no answer: then the helper, and not the interface, is what
+    /// the user has to look at.
+    pub(crate) fn is_helper_there(&self) -> bool {
+        match self {
+            Self::NotInGroup { .. } | Self::Excluded { .. } => true,
+            Self::NoHelper { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::TimedOut)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Why there is no path to a peer.

@@ -43,21 +43,26 @@ impl Unshared {
 
     pub(crate) fn into_error(self) -> OpenError {
         match self {
-            Self::NoHelper(socket, source) => match group_of(&socket) {
-                Some(group) if source.kind() == io::ErrorKind::PermissionDenied => {
-                    OpenError::NotInGroup { socket, group }
+            Self::NoHelper(socket, source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                match group_of(&socket) {
+                    Some(group) => OpenError::NotInGroup { socket, group },
+                    None => OpenError::Excluded { socket },
                 }
-                _ => OpenError::NoHelper { socket, source },
-            },
+            }
+            Self::NoHelper(socket, source) => OpenError::NoHelper { socket, source },
             Self::NotServed(refusal) => OpenError::Refused(refusal.text),
             Self::Failed(error) => error,
         }
     }
 }
 
-/// The group of a file, by its name in /etc/group or else by its number.
+/// The group that may use a socket, by its name in /etc/group or else by its number; `None` if that is no group, or root's.
 fn group_of(path: &Path) -> Option<String> {
-    let number = fs::metadata(path).ok()?.gid().to_string();
+    let found = fs::metadata(path).ok()?;
+    if found.mode() & 0o020 == 0 || found.gid() == 0 {
+        return None;
+    }
+    let number = found.gid().to_string();
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let name = groups.lines().find_map(|line| {
         let mut fields = line.split(':');

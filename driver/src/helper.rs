@@ -8,10 +8,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fmt, io};
+use std::{fmt, io, thread};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -20,12 +20,15 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
     socket_with,
 };
-use xwarp_control::{MOST_BYTES, Refusal, Reply, Request, Tagged, VERSION};
+use xwarp_control::{MOST_BYTES, Reason, Refusal, Reply, Request, Tagged, VERSION};
 
 use crate::sys::NotInherited;
 
 /// Longest wait for the answer to a call that does not name a limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pause before a helper whose queue of connections is full is tried again.
+const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Largest number of descriptors in a message that is sent.
 const MOST_DESCRIPTORS: usize = 2;
@@ -71,6 +74,8 @@ pub(crate) struct Helper {
     next_id: AtomicU32,
     answers: Mutex<Answers>,
     arrived: Condvar,
+    /// A refusal was written to the log.
+    told: AtomicBool,
 }
 
 #[derive(Default)]
@@ -91,24 +96,43 @@ impl Helper {
     /// Connects to the helper at `path`.
     ///
     /// # Errors
-    /// No process listens there.
+    /// No process listens there, or it accepts no connection in time.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let address = SocketAddrUnix::new(path)?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match connect(&socket, &address) {
+                // Its queue of connections is full.
+                Err(Errno::AGAIN) if Instant::now() < end => thread::sleep(CONNECT_PAUSE),
+                Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+                connected => break connected?,
+            }
+        }
         Ok(Self {
             _not_inherited: NotInherited::new([socket.as_fd()]),
             socket,
             next_id: AtomicU32::new(1),
             answers: Mutex::default(),
             arrived: Condvar::new(),
+            told: AtomicBool::new(false),
         })
     }
 
     /// Compares versions. The first call of a connection.
     pub(crate) fn greet(&self) -> Result<(), CallError> {
-        match self.call(Request::Hello { version: VERSION }, PATIENCE)? {
-            Reply::Hello { version: VERSION } => Ok(()),
-            other => Err(unexpected(&other)),
+        match self.call(Request::Hello { version: VERSION }, PATIENCE) {
+            Ok(Reply::Hello { version: VERSION }) => Ok(()),
+            Ok(other) => Err(unexpected(&other)),
+            // The helper may have refused the connection, and have closed it, before the request was sent.
+            Err(gone @ CallError::Gone(_)) => Err(match receive_message(self.socket.as_fd()) {
+                Ok((bytes, _)) => {
+                    Tagged::<Reply>::decode(&bytes).ok().and_then(refusal_of_all).unwrap_or(gone)
+                }
+                Err(_) => gone,
+            }),
+            Err(error) => Err(error),
         }
     }
 
@@ -140,7 +164,13 @@ impl Helper {
         let answer = self.send(&Tagged { id, body }, None, end).and_then(|()| self.wait(id, end));
         self.lock().waiting.remove(&id);
         match answer? {
-            Reply::Refused(refusal) => Err(CallError::Refused(refusal)),
+            Reply::Refused(refusal) => {
+                // Callers turn it into error numbers; the words, which name an option of xwarpd, are said once.
+                if is_limit(refusal.reason) && !self.told.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(reason = refusal.text, "xwarpd refuses");
+                }
+                Err(CallError::Refused(refusal))
+            }
             reply => Ok(reply),
         }
     }
@@ -207,10 +237,12 @@ impl Helper {
                 Ok((bytes, _)) if bytes.is_empty() => return Err(Errno::CONNRESET.into()),
                 Ok((bytes, descriptors)) => {
                     let reply = Tagged::<Reply>::decode(&bytes);
-                    return Ok((
-                        reply.map_err(|error| CallError::Gone(io::Error::other(error)))?,
-                        descriptors,
-                    ));
+                    let reply = reply.map_err(|error| CallError::Gone(io::Error::other(error)))?;
+                    return match reply {
+                        Tagged { id: 0, .. } => Err(refusal_of_all(reply)
+                            .unwrap_or_else(|| CallError::Gone(io::ErrorKind::InvalidData.into()))),
+                        reply => Ok((reply, descriptors)),
+                    };
                 }
                 Err(Errno::AGAIN) => self.ready(PollFlags::IN, end)?,
                 Err(Errno::INTR) => {}
@@ -229,6 +261,19 @@ impl Helper {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
+    }
+}
+
+/// Whether a refusal comes from a limit that the administrator has set.
+fn is_limit(reason: Reason) -> bool {
+    matches!(reason, Reason::Limit | Reason::Rate | Reason::Permission | Reason::PortsExhausted)
+}
+
+/// The helper's refusal of the whole connection.
+fn refusal_of_all(reply: Tagged<Reply>) -> Option<CallError> {
+    match reply {
+        Tagged { id: 0, body: Reply::Refused(refusal) } => Some(CallError::Refused(refusal)),
+        _ => None,
     }
 }
 

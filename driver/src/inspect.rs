@@ -68,7 +68,7 @@ pub fn inspect(name: &str, config: &DriverConfig) -> Result<Inspection, OpenErro
 /// The interfaces that the helper shares, and this user's resources on them.
 ///
 /// # Errors
-/// [`OpenError::NoHelper`] when no helper listens, [`OpenError::NotInGroup`] when this process may not connect.
+/// [`OpenError::NoHelper`] when no helper listens, [`OpenError::NotInGroup`] or [`OpenError::Excluded`] when this process may not connect.
 pub fn shared_interfaces(config: &DriverConfig) -> Result<Vec<Description>, OpenError> {
     grant::describe(config).map_err(grant::Unshared::into_error)
 }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use xwarp_prog::{ProgramConfig, ProgramCounters, SteeringProgram};
+use xwarp_prog::{ProgramConfig, ProgramCounters, ProgramError, SteeringProgram};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Path};
 
@@ -79,8 +79,8 @@ impl Interface {
                             OpenError::Permission { .. }
                             | OpenError::NoSuchInterface { .. }
                             | OpenError::Shared { .. },
-                            outside @ OpenError::NotInGroup { .. },
-                        ) => outside,
+                            outside,
+                        ) if outside.is_helper_there() => outside,
                         (error, _) => error,
                     })
                 }
@@ -126,6 +126,8 @@ impl Interface {
         let owners = sizes.split(count).ok_or_else(too_few)?;
         let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer: sizes.multi_buffer };
         let mut program = SteeringProgram::load(&program_config).map_err(open::load_error)?;
+        let failed = |error: ProgramError| OpenError::Program(error.to_string());
+        program.station().set(found.link.mac.0).map_err(failed)?;
         // Listening starts before the addresses are read, so no change in between is missed.
         let listen = |_: &Sizes| Ok((Monitor::open(found.link.index)?, Netlink::open()?));
         let monitors: io::Result<Vec<_>> = owners.iter().map(listen).collect();
@@ -337,7 +339,11 @@ impl Interface {
 
 /// Keeps the addresses that the steering program knows up to date.
 fn follow(program: &SteeringProgram, event: &Event) {
-    if let Err(error) = follow_addresses(program.addresses(), event) {
-        tracing::warn!(%error, "wildcard listeners miss an address");
+    let followed = match event {
+        Event::Mac(mac) => program.station().set(mac.0),
+        _ => follow_addresses(program.addresses(), event),
+    };
+    if let Err(error) = followed {
+        tracing::warn!(%error, "the steering program does not follow a change of the interface");
     }
 }

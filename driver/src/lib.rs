@@ -59,7 +59,7 @@ pub use frames::FrameCensus;
 pub use interface::Interface;
 pub use kick::Kicker;
 pub use netlink::monitor::Event;
-pub use port::{PortReservation, reserve_port};
+pub use port::{PortReservation, ephemeral_range, reserve_port, reserve_port_in};
 pub use resolver::{Resolver, Route};
 pub use rss::Arrivals;
 pub use xwarp_prog::{AttachMode, Attached, Holder, PROGRAM_NAME, ProgramCounters, af_xdp_users};

@@ -100,6 +100,18 @@ pub fn reserve_port(
     }
 }
 
+/// Reserves a random port of `range`, as [`reserve_port`] does.
+///
+/// # Errors
+/// All are in use, or the address is not this host's.
+pub fn reserve_port_in(
+    address: Option<IpAddr>,
+    range: RangeInclusive<u16>,
+    interface: u32,
+) -> Result<PortReservation, PortError> {
+    reserve_any(address.filter(|a| !a.is_unspecified()), &range, &[], interface)
+}
+
 /// Reserves a port through `helper`; see [`reserve_port`].
 pub(crate) fn reserve_by_helper(
     helper: &Arc<Helper>,
@@ -118,7 +130,7 @@ pub(crate) fn reserve_by_helper(
             let named = named(address, port);
             Err(match refusal.reason {
                 Reason::PortInUse => PortError::InUse { address: named, holder: None },
-                Reason::Permission => PortError::Permission(named),
+                Reason::Permission if port < 1024 => PortError::Permission(named),
                 Reason::NotOurAddress => PortError::NotOurAddress(named.ip()),
                 Reason::PortsExhausted => PortError::Exhausted(named.ip()),
                 _ => PortError::Helper(refusal.text),
@@ -133,10 +145,17 @@ fn named(address: Option<IpAddr>, port: u16) -> SocketAddr {
     SocketAddr::new(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), port)
 }
 
-/// Reserves the first free port of the range, starting at a random one.
 fn reserve_ephemeral(address: Option<IpAddr>, interface: u32) -> Result<PortReservation, PortError> {
-    let range = ephemeral_range();
-    let reserved = administratively_reserved();
+    reserve_any(address, &ephemeral_range(), &administratively_reserved(), interface)
+}
+
+/// Reserves the first free port of the range outside of `reserved`, starting at a random one.
+fn reserve_any(
+    address: Option<IpAddr>,
+    range: &RangeInclusive<u16>,
+    reserved: &[RangeInclusive<u16>],
+    interface: u32,
+) -> Result<PortReservation, PortError> {
     let count = u32::from(range.end() - range.start()) + 1;
     let mut rng = rand::rng();
     let first = rng.random_range(0..count);
@@ -246,7 +265,8 @@ fn bound_socket(address: SocketAddr, interface: u32, beside: Beside) -> Result<O
     Ok(socket)
 }
 
-fn ephemeral_range() -> RangeInclusive<u16> {
+/// The range from which the kernel chooses local ports.
+pub fn ephemeral_range() -> RangeInclusive<u16> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     parse_range(&text).unwrap_or(DYNAMIC_PORTS)
 }

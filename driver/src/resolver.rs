@@ -65,6 +65,9 @@ pub struct Resolver {
     facts: Facts,
     /// Ethernet address and path MTU of the interface.
     link: Mutex<(Mac, u16)>,
+    /// The interface's addresses, if whoever follows them has given them. The kernel lists those of all interfaces, which
+    /// takes long on a host with thousands.
+    addresses: Mutex<Option<Arc<[IpAddr]>>>,
 }
 
 /// The source of routes and neighbours, which also reserves ports.
@@ -98,19 +101,29 @@ impl Resolver {
             owner: std::process::id(),
             facts,
             link,
+            addresses: Mutex::default(),
         })
     }
 
     pub(crate) fn by_helper(facts: Facts, attributes: &Attributes, helper: Arc<Helper>) -> Self {
         let link = Mutex::new((attributes.mac, attributes.path_mtu));
         let source = Source::Helper { helper, ask_again_at: Mutex::default() };
-        Self { source, owner: std::process::id(), facts, link }
+        Self { source, owner: std::process::id(), facts, link, addresses: Mutex::default() }
     }
 
     /// Uses the interface's Ethernet address and MTU of `attributes` from now on: call it when an
     /// [`Event`](crate::Event) announces a change of either.
     pub fn follow(&self, attributes: &Attributes) {
         *lock(&self.link) = (attributes.mac, attributes.path_mtu);
+    }
+
+    /// Uses these addresses of the interface from now on, instead of asking the kernel for them with each query: call it when
+    /// an [`Event`](crate::Event) announces a change.
+    pub fn know_addresses(&self, addresses: &[IpAddr]) {
+        let mut known = lock(&self.addresses);
+        if known.as_deref() != Some(addresses) {
+            *known = Some(addresses.into());
+        }
     }
 
     /// The route to `destination`, from `source` if given, else from the address that the kernel prefers.
@@ -133,7 +146,11 @@ impl Resolver {
         source: Option<IpAddr>,
     ) -> Result<Route, ResolveError> {
         self.check_link(netlink)?;
-        let ours = netlink.addresses(self.facts.index)?;
+        let known = lock(&self.addresses).clone();
+        let ours = match known {
+            Some(known) => known,
+            None => netlink.addresses(self.facts.index)?.into(),
+        };
         if let Some(address) = source.filter(|source| !ours.contains(source)) {
             return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
         }
@@ -209,6 +226,7 @@ impl Resolver {
         source: IpAddr,
         confirm: bool,
     ) -> Result<(IpAddr, Option<Mac>), ResolveError> {
+        check_addresses(destination, Some(source))?;
         self.check_process()?;
         let index = self.facts.index;
         let netlink = match &self.source {

@@ -47,7 +47,7 @@ impl SharedInterface {
         let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer };
         let mut switch = Switch::load(&program_config).map_err(open::load_error)?;
         let failed = |error: xwarp_prog::ProgramError| OpenError::Program(error.to_string());
-        switch.set_source(found.link.mac.0).map_err(failed)?;
+        switch.station().set(found.link.mac.0).map_err(failed)?;
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let hook = attach(&mut switch, &found, config)?;
         let takes_redirected = hook != Hook::Generic
@@ -224,7 +224,7 @@ pub fn client_socket(
 /// Keeps the switch's copy of the interface's attributes up to date.
 fn follow(switch: &Switch, event: &Event) {
     let followed = match event {
-        Event::Mac(mac) => switch.set_source(mac.0),
+        Event::Mac(mac) => switch.station().set(mac.0),
         _ => follow_addresses(switch.addresses(), event),
     };
     if let Err(error) = followed {

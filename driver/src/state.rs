@@ -1,9 +1,16 @@
 //! [`State`]: the attributes and addresses of an open interface, which follow its events; [`Watch`]: the events of the
 //! kernel.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use xwarp_prog::{Addresses, ProgramError};
 use xwarp_tcp::wire::VlanTags;
@@ -60,12 +67,22 @@ impl State {
     }
 }
 
+/// Time for which a removed address may be missing before connections from it end. Programs that configure interfaces remove
+/// addresses and add them again (netplan, DHCP clients, ifupdown, a move to a bridge); kernel TCP only stalls meanwhile.
+pub(crate) const ADDRESS_GRACE: Duration = Duration::from_secs(5);
+
 /// Reads the changes of an interface that the kernel announces.
 #[derive(Debug)]
 pub(crate) struct Watch {
     monitor: Monitor,
     netlink: Netlink,
     pub state: State,
+    /// Addresses that the kernel has removed, and when that is reported unless they come back.
+    leaving: BTreeMap<IpAddr, Instant>,
+    /// Expires at the earliest of these times.
+    timer: OwnedFd,
+    /// Readable when the monitor or the timer is.
+    either: OwnedFd,
 }
 
 impl Watch {
@@ -75,17 +92,23 @@ impl Watch {
         monitor: Monitor,
         netlink: Netlink,
         attributes: Attributes,
-        notify: impl FnMut(Event),
+        mut notify: impl FnMut(Event),
     ) -> io::Result<Self> {
         let state = State { attributes, addresses: Vec::new(), removed: false };
-        let mut watch = Self { monitor, netlink, state };
-        watch.reload_addresses(notify)?;
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [monitor.as_fd(), timer.as_fd()] {
+            epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        let mut watch = Self { monitor, netlink, state, leaving: BTreeMap::new(), timer, either };
+        watch.reload_addresses(&mut notify)?;
         Ok(watch)
     }
 
     /// Readable when [`events`](Self::events) has changes to report.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.monitor.as_fd()
+        self.either.as_fd()
     }
 
     /// Reads the changes that the kernel announced since the last call, without waiting, and applies them to the state.
@@ -110,9 +133,46 @@ impl Watch {
                 Change::Other(Event::AddressRemoved(_)) if self.link_is_gone() => {
                     self.report(Event::LinkRemoved, &mut notify);
                 }
-                Change::Other(event) => self.report(event, &mut notify),
+                Change::Other(Event::AddressRemoved(address)) => self.leaves(address),
+                Change::Other(event) => {
+                    if let Event::AddressAdded(address) = event {
+                        self.leaving.remove(&address);
+                    }
+                    self.report(event, &mut notify);
+                }
             }
         }
+        self.report_left(&mut notify)
+    }
+
+    /// Notes that the kernel has removed an address.
+    fn leaves(&mut self, address: IpAddr) {
+        if self.state.addresses.contains(&address) {
+            self.leaving.entry(address).or_insert_with(|| Instant::now() + ADDRESS_GRACE);
+        }
+    }
+
+    /// Reports the addresses that have been missing for too long, and sets the timer for the others.
+    fn report_left(&mut self, notify: &mut impl FnMut(Event)) -> io::Result<()> {
+        let now = Instant::now();
+        let due: Vec<IpAddr> =
+            self.leaving.iter().filter(|(_, at)| **at <= now).map(|(address, _)| *address).collect();
+        if !due.is_empty() {
+            // An address may have been there with two prefixes, of which one was removed.
+            let there = self.netlink.addresses(self.state.attributes.index)?;
+            for address in due {
+                self.leaving.remove(&address);
+                if !there.contains(&address) {
+                    self.report(Event::AddressRemoved(address), notify);
+                }
+            }
+        }
+        let left = self.leaving.values().min().map(|at| at.saturating_duration_since(now));
+        // Zero would stop the timer.
+        let left = left.map_or(Duration::ZERO, |left| left.max(Duration::from_millis(1)));
+        let it_value = Timespec::try_from(left).unwrap_or_default();
+        let setting = Itimerspec { it_interval: Timespec::default(), it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)?;
         Ok(())
     }
 
@@ -141,12 +201,13 @@ impl Watch {
         }
     }
 
-    fn reload_addresses(&mut self, mut notify: impl FnMut(Event)) -> io::Result<()> {
+    fn reload_addresses(&mut self, notify: &mut impl FnMut(Event)) -> io::Result<()> {
         let now = self.netlink.addresses(self.state.attributes.index)?;
         let gone: Vec<_> = self.state.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
-        let added = now.into_iter().map(Event::AddressAdded);
-        for event in gone.into_iter().map(Event::AddressRemoved).chain(added) {
-            self.report(event, &mut notify);
+        gone.into_iter().for_each(|address| self.leaves(address));
+        for address in now {
+            self.leaving.remove(&address);
+            self.report(Event::AddressAdded(address), notify);
         }
         Ok(())
     }

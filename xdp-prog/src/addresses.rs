@@ -1,8 +1,8 @@
-//! [`Addresses`]: the addresses of the interface in the maps of its programs.
+//! [`Addresses`] and [`Station`]: the addresses of the interface in the maps of its programs.
 
 use std::net::IpAddr;
 
-use libbpf_rs::MapHandle;
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use crate::{ProgramError, insert, keys, remove};
 
@@ -20,5 +20,18 @@ impl Addresses {
     /// Removes an address.
     pub fn remove(&self, address: IpAddr) {
         remove(&self.0, &keys::address(address));
+    }
+}
+
+/// The Ethernet address of the interface.
+#[derive(Debug)]
+pub struct Station(pub(crate) MapHandle);
+
+impl Station {
+    /// Sets the address.
+    pub fn set(&self, mac: [u8; 6]) -> Result<(), ProgramError> {
+        self.0
+            .update(&0u32.to_ne_bytes(), &mac, MapFlags::ANY)
+            .map_err(ProgramError::new("setting the Ethernet address"))
     }
 }

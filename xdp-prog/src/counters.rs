@@ -13,7 +13,7 @@ macro_rules! program_counters {
             passed_not_ip,
             /// Passed: VLAN tags other than ours.
             passed_vlan,
-            /// Passed: an IP fragment.
+            /// Passed: an IP fragment that is none of ours, or not the first one of its packet.
             passed_fragment,
             /// Passed: neither TCP nor ICMP, or an IPv6 packet with extension headers.
             passed_not_tcp,
@@ -25,6 +25,12 @@ macro_rules! program_counters {
             passed_truncated,
             /// Passed: TCP over IPv6 between IPv4-mapped addresses, or ICMPv6 that quotes it.
             passed_mapped,
+            /// Passed: ours, but to the Ethernet address of another station.
+            passed_other_station,
+            /// Dropped: ours, from an address that no other host can have.
+            dropped_martian,
+            /// Dropped: the first fragment of one of our segments; the kernel would reassemble it and reset the connection.
+            dropped_fragment,
             $($(#[$doc])* $name),+
         }
     };

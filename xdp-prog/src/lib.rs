@@ -45,7 +45,7 @@ use std::sync::Once;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
-pub use addresses::Addresses;
+pub use addresses::{Addresses, Station};
 pub use attach::{AttachError, AttachMode, Attached, attached_to};
 pub use counters::{ProgramCounters, SwitchCounters};
 pub use holder::{Holder, af_xdp_users, socket_user};
@@ -119,6 +119,7 @@ pub struct SteeringProgram {
     listeners: MapHandle,
     addresses: Addresses,
     sockets: MapHandle,
+    station: Station,
     counters: MapHandle,
 }
 
@@ -152,6 +153,7 @@ impl SteeringProgram {
             listeners: map(&maps.listeners)?,
             addresses: Addresses(map(&maps.addresses)?),
             sockets: map(&maps.sockets)?,
+            station: Station(map(&maps.source)?),
             counters: map(&maps.counters)?,
         })
     }
@@ -218,6 +220,11 @@ impl SteeringProgram {
     /// The addresses of the interface.
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
+    }
+
+    /// The Ethernet address of the interface, to which steered frames must be sent.
+    pub fn station(&self) -> &Station {
+        &self.station
     }
 
     /// Registers the AF_XDP socket that receives the steered frames of `queue`; it must be bound to that queue.

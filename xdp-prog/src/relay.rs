@@ -27,7 +27,8 @@ impl Relay {
         let mut open = RelaySkelBuilder::default()
             .open(&mut storage)
             .map_err(ProgramError::new("opening the program of the relay"))?;
-        let maps = [&mut open.maps.owners, &mut open.maps.addresses, &mut open.maps.counters];
+        let maps =
+            [&mut open.maps.owners, &mut open.maps.addresses, &mut open.maps.source, &mut open.maps.counters];
         for (map, shared) in maps.into_iter().zip(switch.maps()) {
             map.reuse_fd(shared.as_fd()).map_err(ProgramError::new("sharing the maps of the switch"))?;
         }

@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramMut};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 
-use crate::addresses::Addresses;
+use crate::addresses::{Addresses, Station};
 use crate::attach::{self, AttachError, AttachMode};
 use crate::counters::SwitchCounters;
-use crate::switch_skeleton::SwitchSkelBuilder;
+use crate::switch_skeleton::{SwitchSkel, SwitchSkelBuilder};
 use crate::{HAS_FRAGS, ProgramConfig, ProgramError, configure, keys, redirect_messages, remove};
 
 /// Name of the switch's program on the interface, in the kernel.
@@ -30,7 +30,7 @@ pub struct Switch {
     clients: MapHandle,
     slots: MapHandle,
     sockets: MapHandle,
-    source: MapHandle,
+    station: Station,
     counters: MapHandle,
     link: Option<OwnedFd>,
 }
@@ -50,16 +50,11 @@ impl Switch {
     pub fn load(config: &ProgramConfig<'_>) -> Result<Self, ProgramError> {
         redirect_messages();
         let mut storage = MaybeUninit::uninit();
-        let mut open = SwitchSkelBuilder::default()
-            .open(&mut storage)
-            .map_err(ProgramError::new("opening the programs of the switch"))?;
-        let flags = if config.multi_buffer { HAS_FRAGS } else { 0 };
-        open.progs.xwarp_uplink.set_flags(flags);
-        open.progs.xwarp_port.set_flags(flags);
-        open.progs.xwarp_to_xsk.set_flags(flags);
-        let constants = open.maps.rodata_data.as_mut();
-        configure(config.vlans, constants.map(|data| (&mut data.vlan_count, &mut data.vlan_ids)))?;
-        let skeleton = open.load().map_err(ProgramError::new("loading the programs of the switch"))?;
+        Self::from_skeleton(&load_skeleton(config, &mut storage)?)
+    }
+
+    /// Duplicates the descriptors, so that the skeleton can be dropped.
+    fn from_skeleton(skeleton: &SwitchSkel<'_>) -> Result<Self, ProgramError> {
         let program = |program: &ProgramMut<'_>| {
             program.as_fd().try_clone_to_owned().map_err(|source| ProgramError {
                 doing: "duplicating a program's descriptor",
@@ -79,7 +74,7 @@ impl Switch {
             clients: map(&maps.clients)?,
             slots: map(&maps.slots)?,
             sockets: map(&maps.sockets)?,
-            source: map(&maps.source)?,
+            station: Station(map(&maps.source)?),
             counters: map(&maps.counters)?,
             link: None,
         })
@@ -111,8 +106,8 @@ impl Switch {
     }
 
     /// The maps that the program of a relay shares.
-    pub(crate) fn maps(&self) -> [&MapHandle; 3] {
-        [&self.owners, &self.addresses.0, &self.counters]
+    pub(crate) fn maps(&self) -> [&MapHandle; 4] {
+        [&self.owners, &self.addresses.0, &self.station.0, &self.counters]
     }
 
     fn set_device(&self, slot: u32, ifindex: u32) -> Result<(), ProgramError> {
@@ -176,11 +171,9 @@ impl Switch {
         &self.addresses
     }
 
-    /// Sets the Ethernet address that frames of clients must come from.
-    pub fn set_source(&self, mac: [u8; 6]) -> Result<(), ProgramError> {
-        self.source
-            .update(&0u32.to_ne_bytes(), &mac, MapFlags::ANY)
-            .map_err(ProgramError::new("setting the Ethernet address"))
+    /// The Ethernet address of the interface: frames of clients must come from it, and those from the wire go to it.
+    pub fn station(&self) -> &Station {
+        &self.station
     }
 
     /// The kernel's id of the program on the interface; 0 if the kernel does not report it.
@@ -194,6 +187,23 @@ impl Switch {
     }
 }
 
+/// Opens, configures and loads the programs.
+fn load_skeleton<'obj>(
+    config: &ProgramConfig<'_>,
+    storage: &'obj mut MaybeUninit<OpenObject>,
+) -> Result<SwitchSkel<'obj>, ProgramError> {
+    let mut open = SwitchSkelBuilder::default()
+        .open(storage)
+        .map_err(ProgramError::new("opening the programs of the switch"))?;
+    let flags = if config.multi_buffer { HAS_FRAGS } else { 0 };
+    open.progs.xwarp_uplink.set_flags(flags);
+    open.progs.xwarp_port.set_flags(flags);
+    open.progs.xwarp_to_xsk.set_flags(flags);
+    let constants = open.maps.rodata_data.as_mut();
+    configure(config.vlans, constants.map(|data| (&mut data.vlan_count, &mut data.vlan_ids)))?;
+    open.load().map_err(ProgramError::new("loading the programs of the switch"))
+}
+
 impl Drop for Switch {
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
@@ -202,3 +212,6 @@ impl Drop for Switch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

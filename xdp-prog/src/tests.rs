@@ -12,8 +12,12 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::*;
 
+const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 const XDP_REDIRECT: u32 = 4;
+
+/// The Ethernet address to which the frames of the tests are sent.
+pub(crate) const STATION: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// Calls `f` with the program, loaded for `vlans` with a socket on queue 0, and a way to run it: frame in,
 /// (action, names of the counters that went up by one) out.
@@ -24,6 +28,7 @@ fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -
     let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
     program.add_socket(0, socket.as_fd()).unwrap();
+    program.station().set(STATION).unwrap();
     let run = |frame: &[u8]| {
         let before = program.counters().unwrap();
         let input = ProgramInput { data_in: Some(frame), ..Default::default() };
@@ -50,23 +55,27 @@ fn steered(by: &'static str) -> (u32, Vec<&'static str>) {
     (XDP_REDIRECT, vec![by])
 }
 
+fn dropped(by: &'static str) -> (u32, Vec<&'static str>) {
+    (XDP_DROP, vec![by])
+}
+
 fn passed(by: &'static str) -> (u32, Vec<&'static str>) {
     (XDP_PASS, vec![by])
 }
 
-fn at(text: &str) -> SocketAddr {
+pub(crate) fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
 /// Our end and the peer's, by family.
-fn ends() -> [(SocketAddr, SocketAddr); 2] {
+pub(crate) fn ends() -> [(SocketAddr, SocketAddr); 2] {
     [
         (at("192.0.2.1:4791"), at("198.51.100.9:33000")),
         (at("[2001:db8::1]:4791"), at("[2001:db8:9::9]:33000")),
     ]
 }
 
-fn ethernet(tags: &[(u16, u16)], proto: EtherType, packet: &[u8]) -> Vec<u8> {
+pub(crate) fn ethernet(tags: &[(u16, u16)], proto: EtherType, packet: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     for (tpid, tci) in tags {
         frame.extend_from_slice(&tpid.to_be_bytes());
@@ -77,12 +86,12 @@ fn ethernet(tags: &[(u16, u16)], proto: EtherType, packet: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn frame(tags: &[(u16, u16)], packet: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(tags: &[(u16, u16)], packet: &[u8]) -> Vec<u8> {
     let proto = if packet.first().is_some_and(|b| b >> 4 == 4) { EtherType::IPV4 } else { EtherType::IPV6 };
     ethernet(tags, proto, packet)
 }
 
-fn packet(
+pub(crate) fn packet(
     source: IpAddr,
     destination: IpAddr,
     protocol: IpNumber,
@@ -117,7 +126,11 @@ fn packet(
     out
 }
 
-fn segment(source: SocketAddr, destination: SocketAddr, flags: impl FnOnce(&mut TcpHeader)) -> Vec<u8> {
+pub(crate) fn segment(
+    source: SocketAddr,
+    destination: SocketAddr,
+    flags: impl FnOnce(&mut TcpHeader),
+) -> Vec<u8> {
     let mut tcp = TcpHeader::new(source.port(), destination.port(), 1, 1000);
     flags(&mut tcp);
     let mut bytes = tcp.to_bytes().to_vec();
@@ -125,7 +138,11 @@ fn segment(source: SocketAddr, destination: SocketAddr, flags: impl FnOnce(&mut 
     bytes
 }
 
-fn tcp(source: SocketAddr, destination: SocketAddr, flags: impl FnOnce(&mut TcpHeader)) -> Vec<u8> {
+pub(crate) fn tcp(
+    source: SocketAddr,
+    destination: SocketAddr,
+    flags: impl FnOnce(&mut TcpHeader),
+) -> Vec<u8> {
     packet(source.ip(), destination.ip(), IpNumber::TCP, &[], &segment(source, destination, flags))
 }
 
@@ -139,11 +156,11 @@ fn icmp(ours: SocketAddr, kind: u8, quoted: &[u8]) -> Vec<u8> {
     packet(router, ours.ip(), protocol, &[], &message)
 }
 
-fn ack(tcp: &mut TcpHeader) {
+pub(crate) fn ack(tcp: &mut TcpHeader) {
     tcp.ack = true;
 }
 
-fn syn(tcp: &mut TcpHeader) {
+pub(crate) fn syn(tcp: &mut TcpHeader) {
     tcp.syn = true;
 }
 
@@ -408,32 +425,103 @@ fn a_quotation_may_end_after_the_sequence_number() {
     }
 }
 
+/// Sets the field of an IPv4 packet with the flags and the offset of a fragment.
+pub(crate) fn with_fragment_field(mut packet: Vec<u8>, field: u16) -> Vec<u8> {
+    packet[6..8].copy_from_slice(&field.to_be_bytes());
+    packet
+}
+
+/// A segment behind a fragment header of IPv6, with the offset field of that header.
+pub(crate) fn fragment_v6(peer: SocketAddr, ours: SocketAddr, offset: u16) -> Vec<u8> {
+    let [high, low] = offset.to_be_bytes();
+    let fragment = [&[6, 0, high, low, 0, 0, 0, 9][..], &segment(peer, ours, ack)].concat();
+    packet(peer.ip(), ours.ip(), IpNumber::IPV6_FRAGMENTATION_HEADER, &[], &fragment)
+}
+
+/// The kernel would reassemble a fragmented segment of ours, and reset the connection, which it does not know. The first
+/// fragment, the only one with ports, is dropped instead; the others, and those of other flows, pass.
 #[test]
-fn fragments_pass() {
+fn attack_the_first_fragment_of_our_segments_is_dropped() {
     let (ours, peer) = ends()[0];
-    with_program(&[], |program, run| {
-        program.add_flow(ours, peer).unwrap();
-        let whole = tcp(peer, ours, ack);
-        // Flags and offset in bytes 6 and 7: don't fragment is no fragment.
-        for (field, expected) in [
-            (0x4000u16, steered("steered_flow")),
-            (0x2000, passed("passed_fragment")),
-            (0x2001, passed("passed_fragment")),
-            (0x0001, passed("passed_fragment")),
-            (0x1fff, passed("passed_fragment")),
-        ] {
-            let mut packet = whole.clone();
-            packet[6..8].copy_from_slice(&field.to_be_bytes());
-            assert_eq!(run(&frame(&[], &packet)), expected, "{field:#x}");
-        }
-    });
+    for listening in [false, true] {
+        with_program(&[], |program, run| {
+            let first = with_fragment_field(tcp(peer, ours, ack), 0x2000);
+            assert_eq!(run(&frame(&[], &first)), passed("passed_fragment"), "not ours yet");
+            if listening {
+                program.add_listener(Some(ours.ip()), ours.port()).unwrap();
+            } else {
+                program.add_flow(ours, peer).unwrap();
+                // Don't fragment is no fragment.
+                let whole = with_fragment_field(tcp(peer, ours, ack), 0x4000);
+                assert_eq!(run(&frame(&[], &whole)), steered("steered_flow"));
+            }
+            assert_eq!(run(&frame(&[], &first)), dropped("dropped_fragment"));
+            // It may have the ports only.
+            assert_eq!(run(&frame(&[], &first[..24])), dropped("dropped_fragment"));
+            for field in [0x2001, 0x0001, 0x1fff] {
+                let later = with_fragment_field(tcp(peer, ours, ack), field);
+                assert_eq!(run(&frame(&[], &later)), passed("passed_fragment"), "{field:#x}");
+            }
+        });
+    }
     let (ours, peer) = ends()[1];
     with_program(&[], |program, run| {
+        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 1))), passed("passed_fragment"), "not ours yet");
         program.add_flow(ours, peer).unwrap();
-        let fragment = [&[6, 0, 0, 1, 0, 0, 0, 9][..], &segment(peer, ours, ack)].concat();
-        let ip = packet(peer.ip(), ours.ip(), IpNumber::IPV6_FRAGMENTATION_HEADER, &[], &fragment);
-        assert_eq!(run(&frame(&[], &ip)), passed("passed_fragment"));
+        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 1))), dropped("dropped_fragment"));
+        assert_eq!(
+            run(&frame(&[], &fragment_v6(peer, ours, 0))),
+            dropped("dropped_fragment"),
+            "the only one"
+        );
+        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 8))), passed("passed_fragment"), "a later one");
     });
+}
+
+/// Sources that no other host can have, ours among them (RFC 1122 section 3.2.1.3).
+pub(crate) fn martians(ours: SocketAddr) -> Vec<SocketAddr> {
+    let hosts: &[&str] = if ours.is_ipv4() {
+        &["127.0.0.1", "0.0.0.0", "0.1.2.3", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"]
+    } else {
+        &["::1", "::", "ff02::1"]
+    };
+    let hosts = hosts.iter().map(|host| host.parse().unwrap()).chain([ours.ip()]);
+    hosts.map(|host| SocketAddr::new(host, 33000)).collect()
+}
+
+#[test]
+fn attack_syns_from_addresses_that_no_host_has_are_dropped() {
+    for (ours, peer) in ends() {
+        with_program(&[], |program, run| {
+            program.add_listener(None, ours.port()).unwrap();
+            program.addresses().add(ours.ip()).unwrap();
+            for martian in martians(ours) {
+                assert_eq!(
+                    run(&frame(&[], &tcp(martian, ours, syn))),
+                    dropped("dropped_martian"),
+                    "{martian}"
+                );
+            }
+            assert_eq!(run(&frame(&[], &tcp(peer, ours, syn))), steered("steered_listener"));
+        });
+    }
+}
+
+/// In promiscuous mode, frames to other stations arrive too; the kernel ignores them.
+#[test]
+fn attack_frames_to_another_station_are_not_ours() {
+    for (ours, peer) in ends() {
+        with_program(&[], |program, run| {
+            program.add_flow(ours, peer).unwrap();
+            program.add_listener(Some(ours.ip()), ours.port()).unwrap();
+            for flags in [ack, syn] {
+                let mut frame = frame(&[], &tcp(peer, ours, flags));
+                assert_eq!(run(&frame), steered("steered_flow"));
+                frame[5] ^= 1;
+                assert_eq!(run(&frame), passed("passed_other_station"));
+            }
+        });
+    }
 }
 
 #[test]
@@ -497,6 +585,7 @@ fn without_a_socket_on_the_queue_frames_pass() {
     let mut storage = MaybeUninit::uninit();
     let skeleton = load_skeleton(&ProgramConfig::default(), 0, &mut storage).unwrap();
     let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
+    program.station().set(STATION).unwrap();
     program.add_flow(ours, peer).unwrap();
     let frame = frame(&[], &tcp(peer, ours, ack));
     let input = ProgramInput { data_in: Some(&frame), ..Default::default() };

@@ -20,8 +20,8 @@ use xwarp_verbs::{
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time limit for the report of an interface's change.
-const REPORTED: Duration = Duration::from_secs(2);
+/// Time limit for the report of an interface's change. The end of an address is reported after 5 s, if it does not come back.
+const REPORTED: Duration = Duration::from_secs(20);
 const PORT: u16 = 4791;
 
 /// One end of a connection; the fields are dropped in this order.
@@ -211,6 +211,32 @@ fn netns_a_removed_address_ends_its_connections_and_is_reported() {
         |end| {
             end.failed_by(CloseReason::Reset);
         },
+    );
+}
+
+/// Programs that configure interfaces remove addresses and add them again, or have them twice with two prefixes.
+#[test]
+fn netns_attack_an_address_that_comes_back_ends_nothing() {
+    let lab = lab();
+    let address = lab.address(Side::A, Family::V4);
+    between(
+        &lab,
+        server_address(&lab),
+        |end| {
+            ip(&lab, Side::A, &format!("addr del {address}/24 dev {INTERFACE}"));
+            thread::sleep(Duration::from_secs(1));
+            ip(&lab, Side::A, &format!("addr add {address}/24 dev {INTERFACE}"));
+            ip(&lab, Side::A, &format!("addr add {address}/25 dev {INTERFACE}"));
+            ip(&lab, Side::A, &format!("addr del {address}/25 dev {INTERFACE}"));
+            // Longer than a missing address is tolerated.
+            thread::sleep(Duration::from_secs(6));
+            end.say("still here");
+            let events = end.device.async_events();
+            while let Some(event) = events.poll() {
+                assert!(!matches!(event, AsyncEvent::AddressRemoved(_)), "{event:?}");
+            }
+        },
+        |end| assert_eq!(end.hear(), "still here"),
     );
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::route::RouteType;
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 use xwarp_tcp::wire::Mac;
@@ -133,13 +133,26 @@ impl Monitor {
                 Event::Neighbour { address: neighbour::address_of(message)?, mac: None }
             }
             // Local and broadcast routes come and go with addresses, which have events of their own.
-            M::NewRoute(message) | M::DelRoute(message) if message.header.kind == RouteType::Unicast => {
+            M::NewRoute(message) | M::DelRoute(message)
+                if message.header.kind == RouteType::Unicast && leads_through(message, self.interface) =>
+            {
                 Event::Routes
             }
             _ => return None,
         };
         Some(Change::Other(event))
     }
+}
+
+/// Whether a route leads through an interface. A route that does not say so may.
+fn leads_through(route: &RouteMessage, interface: u32) -> bool {
+    let mut interfaces = route.attributes.iter().flat_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => vec![*index],
+        RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
+        _ => Vec::new(),
+    });
+    let Some(first) = interfaces.next() else { return true };
+    first == interface || interfaces.any(|index| index == interface)
 }
 
 impl AsFd for Monitor {

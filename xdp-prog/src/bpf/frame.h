@@ -36,13 +36,14 @@ typedef struct xdp_md frame_context;
 #define VLAN_ID_MASK 0x0fff
 #define IP_FRAGMENT_MASK 0x3fff /* more fragments, and the offset */
 #define IP_OFFSET_MASK 0x1fff
+#define IP6_OFFSET_MASK 0xfff8
 /* Bytes of an ICMP message before the packet that it quotes (RFC 792, RFC 4443 section 3). */
 #define ICMP_HEADER_BYTES 8
 
 enum icmp_v4_type { ICMP_UNREACHABLE = 3, ICMP_TIME_EXCEEDED = 11, ICMP_PARAMETER = 12 };
 enum icmp_v6_type { ICMP6_UNREACHABLE = 1, ICMP6_PARAMETER = 4 }; /* 2: too big, 3: time exceeded */
 
-/* Why a frame is none of ours; in the order of the counters in counters.rs, before those of each program. */
+/* Why a frame is none of ours, or is not accepted; in the order of the counters in counters.rs, before those of each program. */
 enum reason {
 	PASSED_NOT_UNICAST,
 	PASSED_NOT_IP,
@@ -53,6 +54,9 @@ enum reason {
 	PASSED_TCP,
 	PASSED_TRUNCATED,
 	PASSED_MAPPED,
+	PASSED_OTHER_STATION,
+	DROPPED_MARTIAN,
+	DROPPED_FRAGMENT,
 	REASONS,
 };
 
@@ -81,17 +85,31 @@ struct packet {
 	struct flow_key flow;
 	bool syn; /* opens a connection */
 	bool quoted;
+	bool fragment; /* the first fragment of a segment: `syn` is unknown */
+	bool unusual; /* IP options, a TTL of 0, or a tag that carries a priority only */
 };
 
 /* The interface's own addresses: a wildcard port is that of these, and not of addresses that this host only
  * forwards to. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct address);
 	__type(value, __u8);
 } addresses SEC(".maps");
+
+struct mac {
+	__u8 octets[ETH_ALEN];
+};
+
+/* The interface's Ethernet address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct mac);
+} source SEC(".maps");
 
 #define PARSED (-1)
 
@@ -131,6 +149,49 @@ static __always_inline int pass(__u32 reason)
 #endif
 }
 
+/* Whether these are the octets of the interface's Ethernet address. */
+static __always_inline bool is_station(const __u8 *octets)
+{
+	__u32 first = 0;
+	struct mac *mac = bpf_map_lookup_elem(&source, &first);
+
+	if (!mac)
+		return false;
+#pragma unroll
+	for (int i = 0; i < ETH_ALEN; i++)
+		if (octets[i] != mac->octets[i])
+			return false;
+	return true;
+}
+
+/* Whether a frame is for this station. In promiscuous mode others arrive, too, which the kernel ignores. */
+static __always_inline bool is_for_station(frame_context *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+
+	return (void *)(eth + 1) <= (void *)(long)ctx->data_end && is_station(eth->h_dest);
+}
+
+/* Whether an address may be that of one host: not this network's (0.0.0.0/8), the loopback's, multicast, reserved or
+ * broadcast (RFC 1122 section 3.2.1.3), and not ::, ::1 or multicast (RFC 4291 section 2.4). */
+static __always_inline bool is_unicast(const struct address *address)
+{
+	__u8 first = address->octets[0], any = 0;
+
+	if (address->version == 4)
+		return first != 0 && first != 127 && first < 224;
+#pragma unroll
+	for (int i = 0; i < 15; i++)
+		any |= address->octets[i];
+	return first != 0xff && any;
+}
+
+/* Whether nobody but this host, or no host at all, can have sent a packet from this address (RFC 1122 section 3.2.1.3). */
+static __always_inline bool is_martian(const struct address *source_address)
+{
+	return !is_unicast(source_address) || bpf_map_lookup_elem(&addresses, source_address);
+}
+
 static __always_inline void copy_v4(struct address *to, __be32 from)
 {
 	__builtin_memcpy(to->octets, &from, 4);
@@ -159,11 +220,21 @@ static __always_inline void copy_tcp(struct packet *packet, const struct tcphdr 
 	packet->syn = tcp->syn && !tcp->ack;
 }
 
-/* A TCP segment. `packet` has the addresses; `offset` is that of the TCP header. */
+/* A TCP segment. `packet` has the addresses; `offset` is that of the TCP header, of which a fragment may have the ports
+ * only. */
 static __always_inline int tcp_segment(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct tcphdr tcp;
 
+	if (packet->fragment) {
+		__be16 ports[2];
+
+		if (load_bytes(ctx, offset, ports, sizeof(ports)))
+			return PASSED_TRUNCATED;
+		packet->flow.remote_port = ports[0];
+		packet->flow.local_port = ports[1];
+		return PARSED;
+	}
 	if (load_bytes(ctx, offset, &tcp, sizeof(tcp)))
 		return PASSED_TRUNCATED;
 	copy_tcp(packet, &tcp);
@@ -179,6 +250,7 @@ static __always_inline bool plain_v4(const struct iphdr *ip, const void *end, st
 	if ((const void *)(tcp + 1) > end || ip->version != 4 || ip->ihl != sizeof(*ip) / 4 ||
 	    ip->frag_off & bpf_htons(IP_FRAGMENT_MASK) || ip->protocol != IPPROTO_TCP)
 		return false;
+	packet->unusual = !ip->ttl;
 	copy_v4(&packet->flow.local, ip->daddr);
 	copy_v4(&packet->flow.remote, ip->saddr);
 	copy_tcp(packet, tcp);
@@ -193,6 +265,7 @@ static __always_inline bool plain_v6(const struct ipv6hdr *ip, const void *end, 
 	if ((const void *)(tcp + 1) > end || ip->version != 6 || ip->nexthdr != IPPROTO_TCP ||
 	    is_mapped(&ip->saddr) || is_mapped(&ip->daddr))
 		return false;
+	packet->unusual = !ip->hop_limit;
 	copy_v6(&packet->flow.local, &ip->daddr);
 	copy_v6(&packet->flow.remote, &ip->saddr);
 	copy_tcp(packet, tcp);
@@ -266,9 +339,13 @@ static __always_inline int ip_v4(frame_context *ctx, struct packet *packet, __u3
 
 	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return PASSED_TRUNCATED;
-	/* A fragment after the first has no ports: the kernel reassembles all of them. */
-	if (ip.frag_off & bpf_htons(IP_FRAGMENT_MASK))
+	/* A fragment after the first has no ports. Without the first one the kernel does not complete the packet. */
+	if (ip.frag_off & bpf_htons(IP_OFFSET_MASK))
 		return PASSED_FRAGMENT;
+	packet->fragment = ip.frag_off & bpf_htons(IP_FRAGMENT_MASK);
+	if (packet->fragment && ip.protocol != IPPROTO_TCP)
+		return PASSED_FRAGMENT;
+	packet->unusual |= ip.ihl != 5 || !ip.ttl;
 	offset += ip.ihl * 4;
 	if (ip.protocol == IPPROTO_ICMP)
 		return icmp_v4(ctx, packet, offset);
@@ -286,13 +363,25 @@ static __always_inline int ip_v6(frame_context *ctx, struct packet *packet, __u3
 
 	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 6)
 		return PASSED_TRUNCATED;
-	if (ip.nexthdr == IPPROTO_FRAGMENT)
-		return PASSED_FRAGMENT;
+	packet->unusual |= !ip.hop_limit;
 	offset += sizeof(ip);
-	if (ip.nexthdr == IPPROTO_ICMPV6)
+	if (ip.nexthdr == IPPROTO_FRAGMENT) {
+		struct {
+			__u8 nexthdr, reserved;
+			__be16 offset;
+			__be32 id;
+		} fragment;
+
+		if (load_bytes(ctx, offset, &fragment, sizeof(fragment)) ||
+		    fragment.offset & bpf_htons(IP6_OFFSET_MASK) || fragment.nexthdr != IPPROTO_TCP)
+			return PASSED_FRAGMENT;
+		packet->fragment = true;
+		offset += sizeof(fragment);
+	} else if (ip.nexthdr == IPPROTO_ICMPV6) {
 		return icmp_v6(ctx, packet, offset);
-	if (ip.nexthdr != IPPROTO_TCP)
+	} else if (ip.nexthdr != IPPROTO_TCP) {
 		return PASSED_NOT_TCP;
+	}
 	if (is_mapped(&ip.saddr) || is_mapped(&ip.daddr))
 		return PASSED_MAPPED;
 	copy_v6(&packet->flow.local, &ip.daddr);
@@ -336,8 +425,10 @@ static __always_inline int parse(frame_context *ctx, struct packet *packet)
 		proto = tag.next_proto;
 		offset += sizeof(tag);
 		/* Id 0 carries a priority only (IEEE 802.1Q section 6.9.1): no VLAN. */
-		if (id == 0)
+		if (id == 0) {
+			packet->unusual = true;
 			continue;
+		}
 		if (tags >= vlan_count || id != (tags == 0 ? outer_id : inner_id))
 			return PASSED_VLAN;
 		tags++;

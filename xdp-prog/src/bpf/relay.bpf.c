@@ -24,7 +24,14 @@ int xwarp_relay(struct __sk_buff *ctx)
 	if (reason != PARSED)
 		return pass(reason);
 	if (!receiver(&packet))
-		return pass(packet.quoted ? PASSED_ICMP : PASSED_TCP);
+		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
+	if (!is_for_station(ctx))
+		return pass(PASSED_OTHER_STATION);
+	if (packet.fragment) {
+		count(DROPPED_FRAGMENT);
+		return TC_ACT_SHOT;
+	}
+	/* xwarp_uplink checks the source. */
 	return bpf_redirect(relay, 0);
 }
 

@@ -2,7 +2,8 @@
 //
 // The steering program of a process that owns its interface. It redirects the frames of known TCP four-tuples, SYNs to
 // listening ports and ICMP errors that quote a known four-tuple to the AF_XDP socket of their receive queue, and
-// passes every other frame to the kernel. It does not modify frames.
+// passes every other frame to the kernel; fragments of these segments, and SYNs that no host can have sent, it drops. It does not
+// modify frames.
 //
 // User space (`SteeringProgram` in lib.rs) fills the maps and owns them.
 
@@ -41,6 +42,12 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
+static __always_inline int drop(__u32 reason)
+{
+	count(reason);
+	return XDP_DROP;
+}
+
 static __always_inline int steer(struct xdp_md *ctx, __u32 reason)
 {
 	/* bpf_redirect_map returns its flags argument when the queue has no socket. */
@@ -65,14 +72,24 @@ int xwarp_steer(struct xdp_md *ctx)
 {
 	struct packet packet = {};
 	int reason = parse(ctx, &packet);
+	bool known;
 
 	if (reason != PARSED)
 		return pass(reason);
-	if (bpf_map_lookup_elem(&flows, &packet.flow))
-		return steer(ctx, packet.quoted ? STEERED_ICMP : STEERED_FLOW);
-	if (packet.syn && listening(&packet.flow.local, packet.flow.local_port))
-		return steer(ctx, STEERED_LISTENER);
-	return pass(packet.quoted ? PASSED_ICMP : PASSED_TCP);
+	known = bpf_map_lookup_elem(&flows, &packet.flow);
+	if (!known && !((packet.syn || packet.fragment) &&
+			listening(&packet.flow.local, packet.flow.local_port)))
+		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
+	if (!is_for_station(ctx))
+		return pass(PASSED_OTHER_STATION);
+	/* The kernel would reassemble the segment, and reset a connection that it does not know. The peer retransmits, and its
+	 * path MTU discovery finds the size. */
+	if (packet.fragment)
+		return drop(DROPPED_FRAGMENT);
+	/* No connection is opened with such a peer. */
+	if (!known && is_martian(&packet.flow.remote))
+		return drop(DROPPED_MARTIAN);
+	return steer(ctx, !known ? STEERED_LISTENER : packet.quoted ? STEERED_ICMP : STEERED_FLOW);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -5,7 +5,8 @@
 //
 //   xwarp_uplink  on the interface, or behind it (relay.bpf.c): frames to a port that a client owns go into the client's pair, others to the kernel
 //   xwarp_port    on the near end: frames that a client sent, from an address and a port that it owns, go into the pair
-//                 of the client that owns the destination, or out of the interface; all others are dropped. A port of the
+//                 of the client that owns the destination, or out of the interface; all others are dropped, and those with IP
+//                 options, without TTL, to no single host or with other tags than the interface's. A port of the
 //                 interface's own addresses that no client owns is answered by a reset, as the kernel does
 //   xwarp_to_xsk  on the far end: every frame goes to the client's socket
 //
@@ -42,18 +43,6 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-struct mac {
-	__u8 octets[ETH_ALEN];
-};
-
-/* The interface's Ethernet address, the only source of frames. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct mac);
-} source SEC(".maps");
-
 static __always_inline int drop(__u32 reason)
 {
 	count(reason);
@@ -77,25 +66,22 @@ int xwarp_uplink(struct xdp_md *ctx)
 		return pass(reason);
 	slot = receiver(&packet);
 	if (!slot)
-		return pass(packet.quoted ? PASSED_ICMP : PASSED_TCP);
+		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
+	if (!is_for_station(ctx))
+		return pass(PASSED_OTHER_STATION);
+	/* The kernel would reassemble the segment, and reset a connection that it does not know. */
+	if (packet.fragment)
+		return drop(DROPPED_FRAGMENT);
+	if (!packet.quoted && is_martian(&packet.flow.remote))
+		return drop(DROPPED_MARTIAN);
 	return redirect(*slot, TO_CLIENT);
 }
 
 static __always_inline bool has_our_source(struct xdp_md *ctx)
 {
-	void *data = (void *)(long)ctx->data;
-	void *end = (void *)(long)ctx->data_end;
-	struct ethhdr *eth = data;
-	__u32 first = 0;
-	struct mac *mac = bpf_map_lookup_elem(&source, &first);
+	struct ethhdr *eth = (void *)(long)ctx->data;
 
-	if (!mac || (void *)(eth + 1) > end)
-		return false;
-#pragma unroll
-	for (int i = 0; i < ETH_ALEN; i++)
-		if (eth->h_source[i] != mac->octets[i])
-			return false;
-	return true;
+	return (void *)(eth + 1) <= (void *)(long)ctx->data_end && is_station(eth->h_source);
 }
 
 static __always_inline __u16 folded(__s64 sum)
@@ -201,6 +187,9 @@ int xwarp_port(struct xdp_md *ctx)
 
 	/* `local` is the destination of a frame that a client sent, and `remote` the client's own end. */
 	if (!slot || !has_our_source(ctx) || parse(ctx, &packet) != PARSED || packet.quoted)
+		return drop(DROPPED_FOREIGN);
+	/* Nothing that an ordinary sender does not send, and whose meaning others on the way may take differently. */
+	if (packet.fragment || packet.unusual || !is_unicast(&packet.flow.local))
 		return drop(DROPPED_FOREIGN);
 	from = owner(&packet.flow.remote, packet.flow.remote_port);
 	if (!from || *from != *slot || !bpf_map_lookup_elem(&addresses, &packet.flow.remote))
