@@ -230,6 +230,26 @@ pub enum Reason {
     System,
 }
 
+impl Reason {
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Version => "version",
+            Self::State => "state",
+            Self::NotServed => "not_served",
+            Self::Limit => "limit",
+            Self::Rate => "rate",
+            Self::PortInUse => "port_in_use",
+            Self::Permission => "permission",
+            Self::NotOurAddress => "not_our_address",
+            Self::PortsExhausted => "ports_exhausted",
+            Self::Memory => "memory",
+            Self::Route => "route",
+            Self::System => "system",
+        }
+    }
+}
+
 /// A refused request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
@@ -275,7 +295,7 @@ pub enum Reply {
     },
     /// To [`Request::Describe`].
     Described(Description),
-    /// To any request.
+    /// To any request; with the id 0, to the connection as a whole, which ends.
     Refused(Refusal),
 }
 

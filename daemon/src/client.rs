@@ -15,16 +15,23 @@ use xwarp_control::{Event, Reply, Tagged};
 use xwarp_driver::PortReservation;
 use xwarp_driver::helper::send_message;
 
+use crate::identity;
 use crate::pairs::Pair;
+use crate::pending::Pending;
+use crate::ports::{Owner, Rights};
 
 /// Largest number of next hops whose changes are sent to a client.
-const MOST_NEXT_HOPS: usize = 1024;
+const MAX_NEXT_HOPS: usize = 1024;
 
 /// A connected process.
 pub(crate) struct Client {
     pub socket: OwnedFd,
     pub uid: u32,
     pub pid: i32,
+    /// The user and its network namespace.
+    pub owner: Owner,
+    /// Whether its process has root's rights on this host.
+    privileged: bool,
     /// Readable when the process has ended: a child of it may keep the socket open.
     pub process: Option<OwnedFd>,
     pub greeted: bool,
@@ -48,6 +55,11 @@ pub(crate) enum Device {
         memory_bytes: u64,
         pair: Pair,
         events: OwnedFd,
+        /// What it has not been sent yet, and whether the loop waits until it can be.
+        pending: Pending,
+        waits: bool,
+        /// The granted AF_XDP socket, for its statistics.
+        socket: OwnedFd,
     },
 }
 
@@ -73,6 +85,8 @@ impl Client {
             socket,
             uid: peer.uid(),
             pid,
+            owner: Owner { uid: peer.uid(), namespace: identity::network_namespace(pid) },
+            privileged: peer.uid() == 0 && identity::is_root_of_host(pid),
             process,
             greeted: false,
             device: Device::None,
@@ -95,10 +109,46 @@ impl Client {
         }
     }
 
+    /// Sends the pending changes as far as the client reads. Returns whether some remain.
+    pub(crate) fn send_pending(&mut self) -> Result<bool, Errno> {
+        let Device::Open { events, pending, .. } = &mut self.device else { return Ok(false) };
+        while let Some(event) = pending.first() {
+            match send_message(events.as_fd(), &event.encode(), &[]) {
+                Ok(()) => pending.sent(&event),
+                Err(Errno::AGAIN | Errno::NOBUFS) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether its device is on the interface at this place.
+    pub(crate) fn is_on(&self, index: usize) -> bool {
+        match self.device {
+            Device::None => false,
+            Device::Opening { uplink, .. } | Device::Open { uplink, .. } => uplink == index,
+        }
+    }
+
+    /// What decides about its ports.
+    pub(crate) fn rights(&self) -> Rights {
+        Rights { owner: self.owner, privileged: self.privileged }
+    }
+
+    /// Whether it is subscribed to the changes of a next hop.
+    pub(crate) fn follows(&self, next_hop: IpAddr) -> bool {
+        self.next_hops.contains(&next_hop)
+    }
+
     /// Subscribes this client to the changes of a next hop.
     pub(crate) fn follow(&mut self, next_hop: IpAddr) {
-        if self.next_hops.len() >= MOST_NEXT_HOPS && !self.next_hops.contains(&next_hop) {
-            self.next_hops.pop_first();
+        if self.next_hops.len() >= MAX_NEXT_HOPS
+            && !self.next_hops.contains(&next_hop)
+            && let Some(forgotten) = self.next_hops.pop_first()
+            && let Device::Open { pending, .. } = &mut self.device
+        {
+            pending.unfollow(forgotten);
         }
         self.next_hops.insert(next_hop);
     }

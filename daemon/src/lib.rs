@@ -10,7 +10,12 @@
 //! | module | owns |
 //! |---|---|
 //! | `options` | the command line |
-//! | `server` | the loop: connections, requests, events |
+//! | `server` | the loop: connections, rates, ends |
+//! | `requests` | requests and answers |
+//! | `events` | changes of interfaces; interfaces that go and come back |
+//! | `pending` | the changes that a client has not been sent yet |
+//! | `identity` | containers: the process behind a connection |
+//! | `memory` | files in memory, which the loop may close |
 //! | `uplink` | a shared interface, and the answers about it |
 //! | `client` | one connection: its process and user, its device, its ports |
 //! | `closing` | threads that close descriptors that clients passed |
@@ -18,7 +23,10 @@
 //! | `slots` | the numbers of devices, until they are removed |
 //! | `ports` | reservations and their quarantine |
 //! | `pairs` | the thread that creates and removes pairs |
+//! | `log` | the log on standard error |
+//! | `signals` | the signals that end the helper |
 //! | `metrics` | the endpoint for monitors |
+//! | `notify` | the report to systemd that the helper serves |
 //! | `report` | reports for users and monitors |
 //! | `privileges` | the capabilities that are kept |
 //!
@@ -28,31 +36,38 @@
 
 mod client;
 mod closing;
+mod events;
+mod identity;
 mod limits;
 mod listen;
+mod log;
+mod memory;
 mod metrics;
+mod notify;
 mod options;
 mod pairs;
+mod pending;
 mod ports;
 mod privileges;
 mod report;
+mod requests;
 mod server;
+mod signals;
 mod slots;
 mod uplink;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use tracing_subscriber::EnvFilter;
-
 pub use options::Options;
 
 /// Runs the program.
 pub fn main() -> ExitCode {
     let options = Options::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
-    match server::run(&options) {
+    // Before the first thread starts.
+    let signals = signals::Signals::take();
+    let Ok(_log) = log::start() else { return ExitCode::FAILURE };
+    match signals.and_then(|signals| server::run(&options, &signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

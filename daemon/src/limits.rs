@@ -1,7 +1,7 @@
 //! Resource limits of one user, and the rate of requests.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use xwarp_control::{Reason, Refusal};
 
@@ -19,6 +19,9 @@ pub(crate) struct Limits {
     pub ports: usize,
     pub memory_bytes: u64,
     pub requests_per_second: u32,
+    /// Of all users together.
+    pub all_devices: usize,
+    pub all_memory_bytes: u64,
 }
 
 /// The resources in use by one user.
@@ -68,6 +71,22 @@ impl Limits {
         Ok(())
     }
 
+    /// Whether all users together, with `all` in use, may have one more device with `memory_bytes` of frame memory.
+    pub(crate) fn all_devices(&self, all: &Usage, memory_bytes: u64) -> Result<(), Refusal> {
+        if all.slots >= self.all_devices {
+            let most = self.all_devices;
+            return refuse(format!("all users together have {most} devices already (--devices of xwarpd)"));
+        }
+        if memory_bytes > self.all_memory_bytes.saturating_sub(all.slots_bytes) {
+            let [wanted, had, most] =
+                [memory_bytes, all.slots_bytes, self.all_memory_bytes].map(|bytes| bytes >> 20);
+            return refuse(format!(
+                "{wanted} MiB of frame memory: all users together have {had} of {most} MiB already (--memory of xwarpd)"
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether a user with `usage` may reserve a port.
     pub(crate) fn port(&self, usage: &Usage) -> Result<(), Refusal> {
         if usage.ports >= self.ports {
@@ -78,9 +97,18 @@ impl Limits {
     }
 }
 
-/// A token bucket of requests for each user, which fills at the rate and holds one second's requests.
-#[derive(Debug, Default)]
-pub(crate) struct Rates(BTreeMap<u32, Bucket>);
+/// Seconds of requests that a user may send at once.
+const BURST_SECONDS: f64 = 2.0;
+/// Requests, as a share of a second's, for which a user's clients wait together, so that they do not take turns one by one.
+const RESUME_SECONDS: f64 = 0.01;
+
+/// A token bucket of requests for each user, which fills at the rate. Requests beyond it wait in the sockets of the user's
+/// clients, and are not read.
+#[derive(Debug)]
+pub(crate) struct Rates {
+    per_second: f64,
+    users: BTreeMap<u32, Bucket>,
+}
 
 #[derive(Debug)]
 struct Bucket {
@@ -89,72 +117,111 @@ struct Bucket {
 }
 
 impl Rates {
+    pub(crate) fn new(per_second: u32) -> Self {
+        Self { per_second: f64::from(per_second), users: BTreeMap::new() }
+    }
+
+    fn most(&self) -> f64 {
+        (self.per_second * BURST_SECONDS).max(1.0)
+    }
+
+    /// Whether a request of `uid` may be read now; otherwise the time until it may.
+    pub(crate) fn ready(&self, uid: u32, now: Instant) -> Result<(), Duration> {
+        self.has(uid, 1.0, now)
+    }
+
+    /// Whether the clients of `uid` may be read again, after they had to wait; otherwise the time until they may.
+    pub(crate) fn resumes(&self, uid: u32, now: Instant) -> Result<(), Duration> {
+        self.has(uid, (self.per_second * RESUME_SECONDS).max(1.0), now)
+    }
+
+    fn has(&self, uid: u32, tokens: f64, now: Instant) -> Result<(), Duration> {
+        let Some(bucket) = self.users.get(&uid) else { return Ok(()) };
+        let missing = tokens - bucket.filled(self.per_second, self.most(), now);
+        if missing <= 0.0 { Ok(()) } else { Err(Duration::from_secs_f64(missing / self.per_second)) }
+    }
+
     /// Takes one request of `uid` out of its bucket.
-    pub(crate) fn spend(&mut self, uid: u32, per_second: u32, now: Instant) -> Result<(), Refusal> {
-        let most = f64::from(per_second);
-        let bucket = self.0.entry(uid).or_insert(Bucket { left: most, at: now });
-        *bucket = Bucket { left: bucket.filled(most, now), at: now };
-        if bucket.left < 1.0 {
-            let text = format!(
-                "this user sends more than {per_second} requests in a second (--requests-per-second of xwarpd)"
-            );
-            return Err(Refusal { reason: Reason::Rate, text });
-        }
-        bucket.left -= 1.0;
-        Ok(())
+    pub(crate) fn spend(&mut self, uid: u32, now: Instant) {
+        let (per_second, most) = (self.per_second, self.most());
+        let bucket = self.users.entry(uid).or_insert(Bucket { left: most, at: now });
+        *bucket = Bucket { left: bucket.filled(per_second, most, now) - 1.0, at: now };
     }
 
     /// Removes the buckets that are full again. A disconnected user keeps a bucket that is not full; otherwise a new
     /// connection would start with a full one.
-    pub(crate) fn forget_full(&mut self, per_second: u32, now: Instant) {
-        let most = f64::from(per_second);
-        self.0.retain(|_, bucket| bucket.filled(most, now) < most);
+    pub(crate) fn forget_full(&mut self, now: Instant) {
+        let (per_second, most) = (self.per_second, self.most());
+        self.users.retain(|_, bucket| bucket.filled(per_second, most, now) < most);
     }
 }
 
 impl Bucket {
     /// Tokens in the bucket now.
-    fn filled(&self, most: f64, now: Instant) -> f64 {
-        (self.left + now.saturating_duration_since(self.at).as_secs_f64() * most).min(most)
+    fn filled(&self, per_second: f64, most: f64, now: Instant) -> f64 {
+        (self.left + now.saturating_duration_since(self.at).as_secs_f64() * per_second).min(most)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn a_bucket_fills_at_its_rate_and_holds_one_second() {
-        let mut rates = Rates::default();
+    fn a_bucket_fills_at_its_rate_and_holds_a_burst() {
+        let mut rates = Rates::new(10);
         let start = Instant::now();
-        let mut taken = |at: Duration| (0..1000).filter(|_| rates.spend(7, 10, start + at).is_ok()).count();
-        assert_eq!(taken(Duration::ZERO), 10);
+        let mut taken = |at: Duration| {
+            let now = start + at;
+            let taken = (0..1000).take_while(|_| {
+                let ready = rates.ready(7, now).is_ok();
+                if ready {
+                    rates.spend(7, now);
+                }
+                ready
+            });
+            taken.count()
+        };
+        assert_eq!(taken(Duration::ZERO), 20);
         assert_eq!(taken(Duration::from_millis(550)), 5);
-        assert_eq!(taken(Duration::from_secs(60)), 10);
-        assert!(rates.spend(8, 10, start).is_ok(), "users are independent");
+        assert_eq!(taken(Duration::from_secs(60)), 20);
+        assert!(rates.ready(8, start).is_ok(), "users are independent");
+    }
+
+    /// What is over the rate waits for a time that is known, and is not refused.
+    #[test]
+    fn attack_requests_over_the_rate_wait() {
+        let mut rates = Rates::new(10);
+        let start = Instant::now();
+        while rates.ready(7, start).is_ok() {
+            rates.spend(7, start);
+        }
+        let wait = rates.resumes(7, start).unwrap_err();
+        assert!(wait <= Duration::from_millis(101), "{wait:?}");
+        assert_eq!(rates.resumes(7, start + wait + Duration::from_millis(1)), Ok(()));
     }
 
     #[test]
     fn a_bucket_is_kept_until_it_is_full_again() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(10);
         let start = Instant::now();
-        while rates.spend(7, 10, start).is_ok() {}
-        let soon = start + Duration::from_millis(550);
-        rates.forget_full(10, soon);
-        assert_eq!(
-            (0..10).filter(|_| rates.spend(7, 10, soon).is_ok()).count(),
-            5,
-            "the bucket was forgotten"
-        );
-        rates.forget_full(10, soon + Duration::from_secs(1));
-        assert!(rates.0.is_empty(), "a full bucket is kept");
+        rates.spend(7, start);
+        rates.forget_full(start + Duration::from_millis(50));
+        assert_eq!(rates.users.len(), 1, "the bucket was forgotten");
+        rates.forget_full(start + Duration::from_secs(1));
+        assert!(rates.users.is_empty(), "a full bucket is kept");
     }
 
     #[test]
     fn limits_are_refused_at_their_value_and_not_before() {
-        let limits = Limits { devices: 2, ports: 1, memory_bytes: 8192, requests_per_second: 1 };
+        let limits = Limits {
+            devices: 2,
+            ports: 1,
+            memory_bytes: 8192,
+            requests_per_second: 1,
+            all_devices: 3,
+            all_memory_bytes: 16384,
+        };
         let usage = |devices, memory_bytes| Usage { devices, memory_bytes, ..Usage::default() };
         assert_eq!(limits.device(&usage(1, 4096), 4096), Ok(()));
         assert_eq!(limits.device(&usage(2, 0), 1).unwrap_err().reason, Reason::Limit);
@@ -166,5 +233,22 @@ mod tests {
         assert_eq!(limits.device(&removing(3, 12288), 4097).unwrap_err().reason, Reason::Limit);
         assert_eq!(limits.port(&Usage::default()), Ok(()));
         assert_eq!(limits.port(&Usage { ports: 1, ..Usage::default() }).unwrap_err().reason, Reason::Limit);
+    }
+
+    /// One person may have many users (subordinate IDs), so there are limits for all of them together.
+    #[test]
+    fn attack_all_users_together_have_limits() {
+        let limits = Limits {
+            devices: 2,
+            ports: 1,
+            memory_bytes: 8192,
+            requests_per_second: 1,
+            all_devices: 3,
+            all_memory_bytes: 16384,
+        };
+        let all = |slots, slots_bytes| Usage { slots, slots_bytes, ..Usage::default() };
+        assert_eq!(limits.all_devices(&all(2, 8192), 8192), Ok(()));
+        assert!(limits.all_devices(&all(3, 0), 1).unwrap_err().text.contains("--devices"));
+        assert!(limits.all_devices(&all(2, 8193), 8192).unwrap_err().text.contains("--memory"));
     }
 }

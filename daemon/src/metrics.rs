@@ -1,9 +1,10 @@
-//! [`Metrics`]: an endpoint for monitors, in the text format of `OpenMetrics` over HTTP. A separate thread serves them,
-//! so a slow monitor delays other monitors only; the server loop writes the text.
+//! [`Metrics`]: an endpoint for monitors, in the text format of `OpenMetrics` over HTTP. Each monitor has a thread for a limited
+//! time, so a slow one delays nobody; the server loop writes the text.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -13,10 +14,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Time for a monitor to send its request and to read the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time for a monitor to send its request and to read the answer, altogether.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Largest length of a request, in bytes.
-const MOST_REQUEST_BYTES: usize = 8192;
+const MAX_REQUEST_BYTES: usize = 8192;
+/// Largest number of monitors at a time; the one that has been there for the longest time gives way to a new one.
+const MAX_MONITORS: usize = 64;
+/// Pause before monitors are accepted again when no descriptor is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of stack of a monitor's thread.
+const STACK_BYTES: usize = 128 << 10;
 
 /// The handle to the thread.
 pub(crate) struct Metrics {
@@ -30,20 +37,9 @@ impl Metrics {
         let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
         tracing::info!(address = %listener.local_addr()?, "serves metrics");
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (ask, questions) = sync_channel(1);
+        let (ask, questions) = sync_channel(MAX_MONITORS);
         let ring = Arc::clone(&bell);
-        thread::Builder::new().name("xwarpd-metrics".into()).spawn(move || {
-            loop {
-                let Ok((stream, _)) = listener.accept() else {
-                    // No descriptor is left for it.
-                    thread::sleep(PATIENCE);
-                    continue;
-                };
-                if let Err(error) = serve(stream, &ask, &ring) {
-                    tracing::debug!(%error, "a monitor was not answered");
-                }
-            }
-        })?;
+        thread::Builder::new().name("xwarpd-metrics".into()).spawn(move || accept(&listener, &ask, &ring))?;
         Ok(Self { questions, bell })
     }
 
@@ -59,32 +55,73 @@ impl Metrics {
     }
 }
 
+/// Accepts monitors, each with a thread of its own.
+fn accept(listener: &TcpListener, ask: &SyncSender<SyncSender<String>>, ring: &Arc<OwnedFd>) {
+    let mut served: VecDeque<(TcpStream, thread::JoinHandle<()>)> = VecDeque::new();
+    loop {
+        let accepted = listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
+        served.retain(|(_, thread)| !thread.is_finished());
+        let Ok((same, stream)) = accepted else {
+            // No descriptor is left for it.
+            thread::sleep(ACCEPT_PAUSE);
+            continue;
+        };
+        if served.len() >= MAX_MONITORS
+            && let Some((oldest, _)) = served.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        let (ask, ring) = (ask.clone(), Arc::clone(ring));
+        let serve = move || {
+            if let Err(error) = serve(&stream, &ask, &ring) {
+                tracing::debug!(%error, "a monitor was not answered");
+            }
+            // Its duplicate remains until the next monitor comes.
+            let _ = stream.shutdown(Shutdown::Both);
+        };
+        match thread::Builder::new().name("xwarpd-monitor".into()).stack_size(STACK_BYTES).spawn(serve) {
+            Ok(thread) => served.push_back((same, thread)),
+            Err(error) => tracing::debug!(%error, "no thread answers a monitor"),
+        }
+    }
+}
+
+/// Writes `bytes` before `end`, however slowly the monitor reads.
+fn write_before(mut stream: &TcpStream, mut bytes: &[u8], end: Instant) -> Result<()> {
+    while !bytes.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        anyhow::ensure!(!left.is_zero(), "the answer is not read in time");
+        stream.set_write_timeout(Some(left))?;
+        let written = stream.write(bytes)?;
+        bytes = bytes.get(written..).unwrap_or_default();
+    }
+    Ok(())
+}
+
 /// Answers one request, with the same text for every path.
-fn serve(mut stream: TcpStream, ask: &SyncSender<SyncSender<String>>, ring: &OwnedFd) -> Result<()> {
+fn serve(mut stream: &TcpStream, ask: &SyncSender<SyncSender<String>>, ring: &OwnedFd) -> Result<()> {
     let end = Instant::now() + PATIENCE;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     while !request.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
         let left = end.saturating_duration_since(Instant::now());
-        anyhow::ensure!(!left.is_zero() && request.len() < MOST_REQUEST_BYTES, "no request in time");
+        anyhow::ensure!(!left.is_zero() && request.len() < MAX_REQUEST_BYTES, "no request in time");
         stream.set_read_timeout(Some(left))?;
         let len = stream.read(&mut piece)?;
         anyhow::ensure!(len > 0, "the request is cut");
         request.extend(piece.iter().take(len));
     }
     let (answer, text) = sync_channel(1);
-    ask.send(answer).context("the loop has ended")?;
+    ask.try_send(answer).context("the loop does not answer")?;
     rustix::io::write(ring, &1u64.to_ne_bytes())?;
     let text = text.recv_timeout(PATIENCE).context("the loop does not answer")?;
     let head = if request.starts_with(b"GET ") { "200 OK" } else { "405 Method Not Allowed" };
-    write!(
-        stream,
+    let answer = format!(
         "HTTP/1.1 {head}\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n\
          Content-Length: {}\r\nConnection: close\r\n\r\n{text}",
         text.len()
-    )?;
-    Ok(())
+    );
+    write_before(stream, answer.as_bytes(), end)
 }
 
 /// The text of metrics while it is written.

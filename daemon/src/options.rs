@@ -1,22 +1,24 @@
 //! The command line.
 
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, ValueEnum, value_parser};
 use xwarp_control::DEFAULT_SOCKET;
 use xwarp_driver::FromClients;
 
 use crate::limits::Limits;
+use crate::slots::MAX_SLOTS;
 
 /// Shares network interfaces among unprivileged processes that use xwarp
 #[derive(Debug, Clone, Parser)]
 #[command(name = "xwarpd", version)]
 #[allow(clippy::doc_markdown, reason = "these comments are help texts and a manual page")]
 pub struct Options {
-    /// Interfaces to share
-    #[arg(required = true)]
+    /// Interfaces to share; none only with `--socket -`, where clients then hear that nothing is shared
+    #[arg(required_unless_present = "socket")]
     pub interfaces: Vec<String>,
     /// Path of the socket for clients; `-`: the socket on standard input (systemd: `StandardInput=socket`)
     #[arg(long, default_value = DEFAULT_SOCKET)]
@@ -38,26 +40,60 @@ pub struct Options {
     #[arg(long)]
     pub threaded_napi: bool,
     /// 802.1Q tag of all frames of clients, on each interface; a VLAN interface of the kernel needs no option
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
-    /// Devices that one user may have open
-    #[arg(long, default_value_t = 8)]
-    pub devices_per_user: usize,
+    /// Devices that one user may have open [default: 4 for each CPU, at least 8]
+    #[arg(long, value_parser = value_parser!(u32).range(1..=4095))]
+    pub devices_per_user: Option<u32>,
     /// Ports that one user may have reserved
-    #[arg(long, default_value_t = 1024)]
-    pub ports_per_user: usize,
-    /// Frame memory that one user may have registered, in MiB
-    #[arg(long, default_value_t = 128)]
-    pub memory_per_user: u64,
-    /// Requests that one user may send each second
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 1024, value_parser = value_parser!(u32).range(1..=65535))]
+    pub ports_per_user: u32,
+    /// Frame memory that one user may have registered, in MiB [default: 16 for each device]
+    #[arg(long, value_parser = value_parser!(u64).range(1..=MAX_MEMORY_MIB))]
+    pub memory_per_user: Option<u64>,
+    /// Devices that all users together may have open
+    #[arg(long, default_value_t = 1024, value_parser = value_parser!(u32).range(1..=4095))]
+    pub devices: u32,
+    /// Frame memory that all users together may have registered, in MiB [default: a quarter of the host's memory]
+    #[arg(long, value_parser = value_parser!(u64).range(1..=MAX_MEMORY_MIB))]
+    pub memory: Option<u64>,
+    /// The only ports of clients, best outside of net.ipv4.ip_local_port_range [default: all, at most half as many as that
+    /// range has]
+    #[arg(long, value_name = "LOW-HIGH", value_parser = ports)]
+    pub ports: Option<Ports>,
+    /// Who may have ports below net.ipv4.ip_unprivileged_port_start
+    #[arg(long, value_enum, default_value_t = PrivilegedPorts::Root)]
+    pub privileged_ports: PrivilegedPorts,
+    /// Requests that one user may send each second on average; requests beyond that wait
+    #[arg(long, default_value_t = 2000, value_parser = value_parser!(u32).range(1..=1_000_000))]
     pub requests_per_second: u32,
     /// Serve counters in the format of OpenMetrics by HTTP on this address, which must be a loopback address
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = loopback)]
     pub metrics: Option<SocketAddr>,
     /// Seconds for which a released port is kept from other users
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 60, value_parser = value_parser!(u64).range(0..=86_400))]
     pub quarantine: u64,
+}
+
+/// Largest limit on frame memory, in MiB: 16 TiB.
+const MAX_MEMORY_MIB: u64 = 1 << 24;
+/// Defaults of one user: devices for each CPU, so that a rank of MPI on each, of several jobs, has one; the least number of
+/// devices; and frame memory of a device.
+const DEVICES_PER_CPU: usize = 4;
+const MIN_DEVICES: usize = 8;
+const MEMORY_PER_DEVICE_MIB: u64 = 16;
+
+/// The first and the last port of clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports(pub u16, pub u16);
+
+/// Values of `--privileged-ports`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrivilegedPorts {
+    /// Root of this host, and not root of a container
+    Root,
+    /// Nobody
+    None,
 }
 
 /// Values of `--from-clients`.
@@ -85,16 +121,41 @@ impl From<FromClientsArg> for FromClients {
 impl Options {
     /// Resource limits of one user.
     pub(crate) fn limits(&self) -> Limits {
+        let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let devices = self.devices_per_user.map_or(default_devices(cpus), |devices| devices as usize);
+        let memory_mib = self.memory_per_user.unwrap_or(MEMORY_PER_DEVICE_MIB * devices as u64);
         Limits {
-            devices: self.devices_per_user,
-            ports: self.ports_per_user,
-            memory_bytes: self.memory_per_user << 20,
+            devices,
+            ports: self.ports_per_user as usize,
+            memory_bytes: memory_mib << 20,
             requests_per_second: self.requests_per_second,
+            all_devices: self.devices as usize,
+            all_memory_bytes: self.memory.map_or_else(default_memory_bytes, |mib| mib << 20),
         }
     }
 
     pub(crate) fn quarantine(&self) -> Duration {
         Duration::from_secs(self.quarantine)
+    }
+}
+
+/// Devices of one user without an option.
+fn default_devices(cpus: usize) -> usize {
+    (cpus * DEVICES_PER_CPU).clamp(MIN_DEVICES, MAX_SLOTS as usize)
+}
+
+/// Frame memory of all users without an option.
+fn default_memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / 4
+}
+
+fn ports(text: &str) -> Result<Ports, String> {
+    let wrong = || "two ports, such as 20000-29999".to_owned();
+    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(Ports(first, last)),
+        _ => Err(wrong()),
     }
 }
 
@@ -127,6 +188,37 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory as _;
         Options::command().debug_assert();
+    }
+
+    /// No number that is accepted makes a later calculation overflow, and none locks everybody out.
+    #[test]
+    fn attack_numbers_of_options_have_ranges() {
+        let parsed = |option: &str, value: &str| {
+            Options::try_parse_from(["xwarpd", "eth0", option, value]).map(|options| options.limits())
+        };
+        for (option, wrong, right) in [
+            ("--quarantine", ["18446744073709551615", "-1"], "86400"),
+            ("--memory-per-user", ["17592186044416", "0"], "16777216"),
+            ("--requests-per-second", ["0", "4294967295"], "1"),
+            ("--devices-per-user", ["0", "4096"], "4095"),
+            ("--ports-per-user", ["0", "65536"], "65535"),
+            ("--vlan", ["0", "4095"], "4094"),
+        ] {
+            for wrong in wrong {
+                assert!(parsed(option, wrong).is_err(), "{option} {wrong}");
+            }
+            assert!(parsed(option, right).unwrap().memory_bytes > 0, "{option} {right}");
+        }
+        assert_eq!(parsed("--memory-per-user", "16777216").unwrap().memory_bytes, 1 << 44);
+        assert_eq!([1, 2, 4, 128].map(default_devices), [8, 8, 16, 512]);
+    }
+
+    #[test]
+    fn ranges_of_ports_are_read() {
+        assert_eq!(ports("20000-29999"), Ok(Ports(20000, 29999)));
+        for wrong in ["", "1", "0-9", "9-1", "1-65536", "a-b"] {
+            assert!(ports(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -4,10 +4,11 @@
 //! The thread runs in an unnamed network namespace of its own. All pairs are in this namespace, invisible to other
 //! programs, and end with it.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -30,9 +31,17 @@ pub(crate) struct Pair {
     _links: PairLinks,
 }
 
+impl Pair {
+    /// The switch that the pair is connected to.
+    pub(crate) fn switch(&self) -> &Switch {
+        &self.switch
+    }
+}
+
 /// A request for a pair, with a socket on its far end.
 pub(crate) struct Order {
     pub client: u64,
+    pub uid: u32,
     pub slot: u32,
     pub switch: Arc<Switch>,
     pub memory: OwnedFd,
@@ -61,13 +70,74 @@ struct RelayOrder {
 
 /// A completed request of the thread.
 pub(crate) enum Done {
-    Made { client: u64, slot: u32, result: Result<(Pair, OwnedFd)> },
+    Made { client: u64, uid: u32, slot: u32, result: Result<(Pair, OwnedFd)> },
     Removed { slot: u32 },
+}
+
+/// The jobs that wait, by user. Each user's are done in order, and the users take turns: making or removing a pair takes tens
+/// of milliseconds, and one user's backlog is not another's.
+#[derive(Default)]
+struct Queue {
+    /// The jobs of this program itself are those of nobody.
+    users: BTreeMap<Option<u32>, VecDeque<Job>>,
+    /// Users with jobs, the next one first.
+    turns: VecDeque<Option<u32>>,
+    ended: bool,
+}
+
+impl Queue {
+    fn push(&mut self, user: Option<u32>, job: Job) {
+        let jobs = self.users.entry(user).or_default();
+        if jobs.is_empty() {
+            self.turns.push_back(user);
+        }
+        jobs.push_back(job);
+    }
+
+    fn pop(&mut self) -> Option<Job> {
+        let user = self.turns.pop_front()?;
+        let jobs = self.users.get_mut(&user)?;
+        let job = jobs.pop_front();
+        if jobs.is_empty() {
+            self.users.remove(&user);
+        } else {
+            self.turns.push_back(user);
+        }
+        job
+    }
+}
+
+/// The queue, and the bell of the thread.
+#[derive(Default)]
+struct Jobs {
+    queue: Mutex<Queue>,
+    more: Condvar,
+}
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // A job is pushed or popped as a whole.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next job; `None` when there are no more.
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.lock();
+        loop {
+            if let Some(job) = queue.pop() {
+                return Some(job);
+            }
+            if queue.ended {
+                return None;
+            }
+            queue = self.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 /// The handle to the thread.
 pub(crate) struct Pairs {
-    jobs: Sender<Job>,
+    jobs: Arc<Jobs>,
     done: Receiver<Done>,
     bell: Arc<OwnedFd>,
 }
@@ -76,7 +146,8 @@ impl Pairs {
     /// Starts the thread.
     pub(crate) fn start(threaded_napi: bool) -> Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (jobs, orders) = channel();
+        let jobs = Arc::new(Jobs::default());
+        let orders = Arc::clone(&jobs);
         let (results, done) = channel();
         let (ready, is_ready) = channel();
         let ring = Arc::clone(&bell);
@@ -105,15 +176,20 @@ impl Pairs {
     }
 
     pub(crate) fn make(&self, order: Order) {
-        self.send(Job::Make(Box::new(order)));
+        self.send(Some(order.uid), Job::Make(Box::new(order)));
     }
 
-    pub(crate) fn remove(&self, pair: Pair) {
-        self.send(Job::Remove(Box::new(pair)));
+    pub(crate) fn remove(&self, uid: u32, pair: Pair) {
+        self.send(Some(uid), Job::Remove(Box::new(pair)));
     }
 
-    pub(crate) fn set_mtu(&self, pair: &Pair, mtu: u32) {
-        self.send(Job::SetMtu { ends: pair.ends, mtu });
+    pub(crate) fn set_mtu(&self, uid: u32, pair: &Pair, mtu: u32) {
+        self.send(Some(uid), Job::SetMtu { ends: pair.ends, mtu });
+    }
+
+    /// Jobs that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.jobs.lock().users.values().map(VecDeque::len).sum()
     }
 
     /// Creates the relay of an interface, and waits for it. The near end gets this name and is in the calling thread's
@@ -122,20 +198,21 @@ impl Pairs {
         let namespace =
             fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?;
         let (made, is_made) = channel();
-        self.send(Job::MakeRelay(RelayOrder {
-            near: near.into(),
-            namespace: namespace.into(),
-            switch,
-            mtu,
-            made,
-        }));
+        let order = RelayOrder { near: near.into(), namespace: namespace.into(), switch, mtu, made };
+        self.send(None, Job::MakeRelay(order));
         is_made.recv().context("the thread of the pairs ended")?
     }
 
-    fn send(&self, job: Job) {
-        if self.jobs.send(job).is_err() {
-            tracing::error!("the thread of the pairs has ended");
-        }
+    fn send(&self, user: Option<u32>, job: Job) {
+        self.jobs.lock().push(user, job);
+        self.jobs.more.notify_one();
+    }
+}
+
+impl Drop for Pairs {
+    fn drop(&mut self) {
+        self.jobs.lock().ended = true;
+        self.jobs.more.notify_one();
     }
 }
 
@@ -168,12 +245,12 @@ fn enter(threaded_napi: bool) -> Result<Namespace> {
     Ok(Namespace { netlink, threaded_napi, relays: Vec::new() })
 }
 
-fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>, bell: &OwnedFd) {
-    for job in orders {
+fn work(mut namespace: Namespace, orders: &Jobs, results: &Sender<Done>, bell: &OwnedFd) {
+    while let Some(job) = orders.next() {
         let done = match job {
             Job::Make(order) => {
-                let (client, slot) = (order.client, order.slot);
-                Done::Made { client, slot, result: make(&mut namespace, *order) }
+                let Order { client, uid, slot, .. } = *order;
+                Done::Made { client, uid, slot, result: make(&mut namespace, *order) }
             }
             Job::Remove(pair) => {
                 let Pair { slot, ends, switch, _links } = *pair;
@@ -245,5 +322,26 @@ fn make(namespace: &mut Namespace, order: Order) -> Result<(Pair, OwnedFd)> {
             let _ = netlink.delete_link(ends[0]);
             Err(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten jobs of one user delay another user's job by one.
+    #[test]
+    fn attack_users_take_turns() {
+        let mut queue = Queue::default();
+        let job = |mtu| Job::SetMtu { ends: [0, 0], mtu };
+        (0..10).for_each(|mtu| queue.push(Some(7), job(mtu)));
+        queue.push(Some(8), job(100));
+        queue.push(None, job(200));
+        let mut order = Vec::new();
+        while let Some(Job::SetMtu { mtu, .. }) = queue.pop() {
+            order.push(mtu);
+        }
+        assert_eq!(order, [0, 100, 200, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert!(queue.users.is_empty() && queue.turns.is_empty());
     }
 }

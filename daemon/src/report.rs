@@ -1,8 +1,13 @@
 //! Reports of the helper's state: descriptions for users, metrics for monitors.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+
+use rustix::net::sockopt::xdp_statistics;
 use xwarp_control::{Description, Quota, Reason, Refusal};
 
 use crate::client::Device;
+use crate::limits::Usage;
 use crate::metrics::Text;
 use crate::server::Server;
 use crate::uplink::{Uplink, refusal};
@@ -47,6 +52,56 @@ impl Server {
         }
     }
 
+    /// Work that waits for the threads.
+    fn write_work(&self, text: &mut Text) {
+        let (waiting, threads) = self.closing.counts();
+        for (name, help, value) in [
+            (
+                "xwarpd_pair_jobs",
+                "Pairs of interfaces that wait to be made, changed or removed.",
+                self.pairs.waiting(),
+            ),
+            ("xwarpd_closing_waiting", "Descriptors of clients that wait to be closed.", waiting),
+            ("xwarpd_closing_threads", "Threads that close descriptors of clients.", threads),
+        ] {
+            text.family(name, "gauge", help);
+            text.sample(name, &[], value as u64);
+        }
+    }
+
+    /// What each user has of its quota.
+    fn write_users(&self, text: &mut Text) {
+        let users: BTreeSet<u32> = self.clients.values().map(|client| client.uid).collect();
+        let usages: Vec<(String, Usage)> =
+            users.into_iter().map(|uid| (uid.to_string(), self.usage(uid))).collect();
+        let families: [(&str, &str, fn(&Usage) -> u64); 4] = [
+            ("xwarpd_user_connections", "Connected processes of a user.", |usage| usage.connections as u64),
+            ("xwarpd_user_devices", "Open devices of a user.", |usage| usage.devices as u64),
+            ("xwarpd_user_ports", "Ports of a user.", |usage| usage.ports as u64),
+            ("xwarpd_user_memory_bytes", "Frame memory of a user.", |usage| usage.memory_bytes),
+        ];
+        for (name, help, value) in families {
+            text.family(name, "gauge", help);
+            for (uid, usage) in &usages {
+                text.sample(name, &[("uid", uid)], value(usage));
+            }
+        }
+    }
+
+    /// The losses of all clients of an interface, those that have gone included.
+    fn losses_on(&self, index: usize) -> [(&'static str, u64); 4] {
+        let mut losses = self.losses.of(index);
+        for client in self.clients.values() {
+            if let Device::Open { uplink, socket, .. } = &client.device
+                && *uplink == index
+            {
+                let more = read(socket);
+                losses.iter_mut().zip(more).for_each(|(loss, more)| *loss += more);
+            }
+        }
+        std::array::from_fn(|at| (LOSSES[at], losses[at]))
+    }
+
     fn metrics(&self) -> String {
         let mut text = Text::default();
         let names = || self.uplinks.iter().map(|uplink| uplink.shared.attributes().name.as_str());
@@ -78,9 +133,51 @@ impl Server {
             text.family(name, "gauge", help);
             text.sample(name, &[], value as u64);
         }
-        text.family("xwarpd_refused_requests", "counter", "Requests that were refused.");
-        text.sample("xwarpd_refused_requests_total", &[], self.refused);
+        self.write_work(&mut text);
+        self.write_users(&mut text);
+        text.family(
+            "xwarpd_client_losses",
+            "counter",
+            "Frames that clients lost at their rings, by the reason.",
+        );
+        for (index, name) in names().enumerate() {
+            for (reason, value) in self.losses_on(index) {
+                text.sample("xwarpd_client_losses_total", &[("interface", name), ("reason", reason)], value);
+            }
+        }
+        text.family("xwarpd_refused_requests", "counter", "Requests and connections that were refused.");
+        for (reason, count) in &self.refused {
+            text.sample("xwarpd_refused_requests_total", &[("reason", reason)], *count);
+        }
         text.done()
+    }
+}
+
+/// Why clients lost frames, as their AF_XDP sockets count it.
+const LOSSES: [&str; 4] =
+    ["receive_ring_full", "no_receive_buffer", "too_long", "invalid_transmit_descriptor"];
+
+/// The losses that the socket of a client has counted.
+fn read(socket: &OwnedFd) -> [u64; 4] {
+    xdp_statistics(socket).map_or([0; 4], |seen| {
+        let [full, empty] = [seen.rx_ring_full, seen.rx_fill_ring_empty_descs].map(Option::unwrap_or_default);
+        [full, empty, seen.rx_dropped, seen.tx_invalid_descs]
+    })
+}
+
+/// The losses of clients that have gone, by the place of their interface.
+#[derive(Debug, Default)]
+pub(crate) struct Losses(BTreeMap<usize, [u64; 4]>);
+
+impl Losses {
+    /// Adds those of a client that goes.
+    pub(crate) fn add(&mut self, index: usize, socket: &OwnedFd) {
+        let losses = self.0.entry(index).or_default();
+        losses.iter_mut().zip(read(socket)).for_each(|(loss, more)| *loss += more);
+    }
+
+    fn of(&self, index: usize) -> [u64; 4] {
+        self.0.get(&index).copied().unwrap_or_default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::limits::Usage;
 
 /// Number of slots; the switch's maps have no room for more.
-pub(crate) const MOST_SLOTS: u32 = 4095;
+pub(crate) const MAX_SLOTS: u32 = 4095;
 
 /// The slots in use. A slot is in use until its pair is removed, tens of milliseconds after the end of its client, so a
 /// user who opens and closes devices in a loop is charged for all of them.
@@ -21,7 +21,7 @@ struct Slot {
 impl Slots {
     /// Takes the first free slot for a device of `uid`; `None` when none is free.
     pub(crate) fn assign(&mut self, uid: u32, memory_bytes: u64) -> Option<u32> {
-        let number = (1..=MOST_SLOTS).find(|number| !self.0.contains_key(number))?;
+        let number = (1..=MAX_SLOTS).find(|number| !self.0.contains_key(number))?;
         self.0.insert(number, Slot { uid, memory_bytes });
         Some(number)
     }
@@ -29,6 +29,12 @@ impl Slots {
     /// Frees a slot whose pair has been removed.
     pub(crate) fn free(&mut self, number: u32) {
         self.0.remove(&number);
+    }
+
+    /// The resources of all slots.
+    pub(crate) fn total(&self) -> Usage {
+        let slots_bytes = self.0.values().map(|slot| slot.memory_bytes).sum();
+        Usage { slots: self.0.len(), slots_bytes, ..Usage::default() }
     }
 
     /// Adds the resources of the slots of `uid` to `usage`.
@@ -61,6 +67,6 @@ mod tests {
         assert_eq!(usage(&slots, 7), (1, 1));
         assert_eq!(slots.assign(9, 5), Some(1), "the first free one");
         while slots.assign(9, 1).is_some() {}
-        assert_eq!(usage(&slots, 9).0 + 2, MOST_SLOTS as usize);
+        assert_eq!(usage(&slots, 9).0 + 2, MAX_SLOTS as usize);
     }
 }

@@ -1,20 +1,28 @@
 //! [`Uplink`]: a shared interface, and the answers about it that clients cannot get from the kernel themselves.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use xwarp_control::{Device as Granted, Event, MOST_ADDRESSES, Neighbour, Reason, Refusal, Reply};
+use xwarp_driver::netlink::Netlink;
 use xwarp_driver::shared::SharedInterface;
 use xwarp_driver::{
     DriverConfig, Event as Change, Mode, ModePreference, ResolveError, Resolver, SINGLE_CHUNK_MTU,
 };
 
 use crate::options::Options;
+use crate::pairs::Pairs;
+
+/// Largest number of addresses in a line of the log.
+const MAX_SHOWN: usize = 16;
 
 /// An interface and the answers about it.
 pub(crate) struct Uplink {
     pub shared: SharedInterface,
     pub resolver: Resolver,
+    /// The interface is gone, or in another network namespace.
+    pub removed: bool,
 }
 
 impl Uplink {
@@ -23,7 +31,51 @@ impl Uplink {
         let config = DriverConfig { mode, vlan: options.vlan, ..DriverConfig::default() };
         let shared = SharedInterface::open(name, &config, options.from_clients.into())?;
         let resolver = shared.resolver().context("opening a netlink socket")?;
-        Ok(Self { shared, resolver })
+        let uplink = Self { shared, resolver, removed: false };
+        uplink.follow();
+        Ok(uplink)
+    }
+
+    /// Whether this network namespace has an interface of this name.
+    pub(crate) fn exists(name: &str) -> bool {
+        Netlink::open().and_then(|mut netlink| netlink.index_of(name)).is_ok()
+    }
+
+    /// Makes the relay, if the interface needs one because another XDP program has it. `number` is its place among all.
+    pub(crate) fn connect_relay(&mut self, number: usize, pairs: &Pairs) -> Result<()> {
+        let Some(mtu) = self.shared.relay_mtu() else { return Ok(()) };
+        let near = format!("xw{}-{number}", std::process::id());
+        pairs.make_relay(&near, Arc::clone(self.shared.switch()), mtu)?;
+        self.shared.attach_relay(&near).context("taking frames behind another XDP program")
+    }
+
+    /// Writes to the log how the interface is shared.
+    pub(crate) fn report(&self) {
+        let attributes = self.shared.attributes();
+        let addresses = self.shared.addresses();
+        tracing::info!(
+            interface = attributes.name,
+            from_wire = %self.shared.hook(),
+            mtu = attributes.path_mtu,
+            from_clients = if self.shared.takes_redirected() { "native" } else { "generic" },
+            addresses = ?addresses.get(..MAX_SHOWN.min(addresses.len())).unwrap_or_default(),
+            "shared"
+        );
+        if addresses.is_empty() {
+            tracing::warn!(
+                interface = attributes.name,
+                "the interface has no address: clients can neither listen nor connect (a bridge's port? then share the bridge)"
+            );
+        }
+        if !attributes.up {
+            tracing::warn!(interface = attributes.name, "the interface is down, or has no carrier");
+        }
+    }
+
+    /// Lets the resolver know the current state of the interface.
+    pub(crate) fn follow(&self) {
+        self.resolver.follow(self.shared.attributes());
+        self.resolver.know_addresses(self.shared.addresses());
     }
 
     /// MTU of the clients' pairs.

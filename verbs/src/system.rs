@@ -127,7 +127,13 @@ impl WaitSet {
     /// Adds a descriptor that the sets share, unless it is in the set already.
     pub(crate) fn share(&self, shared: BorrowedFd<'_>) -> io::Result<()> {
         let mark = epoll::EventData::new_u64(SHARED_MARK);
-        match epoll::add(&self.0, shared, mark, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE) {
+        let added =
+            match epoll::add(&self.0, shared, mark, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE) {
+                // The descriptor is a set itself, such as that of an interface's events: its rare events wake all waiters.
+                Err(Errno::INVAL) => epoll::add(&self.0, shared, mark, epoll::EventFlags::IN),
+                added => added,
+            };
+        match added {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -45,9 +45,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["socket"] => granted_socket(),
         ["frames", peer] => foreign_frames(peer.parse()?),
         ["ports", most] => too_many_ports(most.parse()?),
-        ["flood"] => flood(),
+        ["flood", per_second] => flood(per_second.parse()?),
+        ["crowd"] => crowd(),
         ["linger", way] => linger::run(way),
-        ["hurry"] => hurry(),
+        ["hurry", per_second] => hurry(per_second.parse()?),
         ["churn"] => churn(),
         ["blast", peer] => blast(peer.parse()?),
         ["deaf"] => deaf(),
@@ -330,16 +331,19 @@ fn too_many_ports(most: usize) -> Result<()> {
     raw.refused(Request::Reserve { address: None, port: 0 }, None, Reason::Limit)
 }
 
-/// Sends requests as fast as possible for two seconds: first reading the answers, then not.
-fn flood() -> Result<()> {
+/// Sends requests as fast as possible for three seconds, of which only those within the rate are answered, and none is refused;
+/// then does not read the answers.
+fn flood(per_second: usize) -> Result<()> {
     let raw = Raw::greeted()?;
     let begin = Instant::now();
-    let mut refused = 0;
-    while begin.elapsed() < Duration::from_secs(1) {
+    let mut answered = 0;
+    while begin.elapsed() < Duration::from_secs(3) {
         let reply = raw.ask(Request::Hello { version: VERSION }, None)?.0;
-        refused += usize::from(matches!(reply, Reply::Refused(refusal) if refusal.reason == Reason::Rate));
+        ensure!(matches!(reply, Reply::Hello { .. }), "{reply:?}");
+        answered += 1;
     }
-    ensure!(refused > 0, "no request was refused");
+    // A burst of two seconds, and one more for this program's last request.
+    ensure!(answered <= 6 * per_second, "{answered} requests were answered at once");
     // A client that reads no answers is disconnected.
     let file = memory(4096, false)?;
     let mut sent = 0;
@@ -348,7 +352,7 @@ fn flood() -> Result<()> {
             Ok(()) => sent += 1,
             Err(Errno::AGAIN | Errno::TOOMANYREFS) => thread::sleep(Duration::from_millis(1)),
             Err(Errno::PIPE | Errno::CONNRESET) => {
-                println!("{refused} refused, hung up after {sent}");
+                println!("{answered} answered, hung up after {sent}");
                 return Ok(());
             }
             Err(errno) => return Err(errno.into()),
@@ -357,20 +361,38 @@ fn flood() -> Result<()> {
     bail!("the helper still listens after {sent} requests without a read answer")
 }
 
-/// Sends requests on one connection after another, each with one request: a new connection brings no new requests.
-fn hurry() -> Result<()> {
-    for connection in 0..1000 {
+/// Sends requests on one connection after another, each with one request, beyond the rate: a new connection brings no new
+/// requests, and the requests wait instead of being refused.
+fn hurry(per_second: u32) -> Result<()> {
+    let begin = Instant::now();
+    // A burst of two seconds is free.
+    for _ in 0..5 * per_second {
         let raw = Raw::connect()?;
-        match raw.ask(Request::Hello { version: VERSION }, None)?.0 {
-            Reply::Hello { .. } => {}
-            Reply::Refused(refusal) if refusal.reason == Reason::Rate => {
-                println!("refused after {connection}: {refusal}");
+        let reply = raw.ask(Request::Hello { version: VERSION }, None)?.0;
+        ensure!(reply == Reply::Hello { version: VERSION }, "{reply:?}");
+    }
+    ensure!(begin.elapsed() > Duration::from_secs(2), "the rate was not kept: {:?}", begin.elapsed());
+    println!("waited {:?}", begin.elapsed());
+    Ok(())
+}
+
+/// Connects more often than a user may: the reason comes in the place of the first answer.
+fn crowd() -> Result<()> {
+    let mut held = Vec::new();
+    for _ in 0..4096 {
+        let raw = Raw::connect()?;
+        // Perhaps it has been closed already.
+        let _ = raw.send(Request::Hello { version: VERSION }, None);
+        match Tagged::<Reply>::decode(&raw.receive()?.0)?.body {
+            Reply::Hello { .. } => held.push(raw),
+            Reply::Refused(refusal) => {
+                println!("refused after {}: {refusal}", held.len());
                 return Ok(());
             }
             other => bail!("{other:?}"),
         }
     }
-    bail!("no connection was refused")
+    bail!("{} connections", held.len())
 }
 
 /// Opens devices and disconnects before they exist, until this is refused.

@@ -26,8 +26,19 @@ const START: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct SharedInterface {
     socket: PathBuf,
+    /// Holds the network namespace of unprivileged programs, as one container does.
+    container: Running,
     /// The helper itself.
     pub helper: Running,
+}
+
+/// A process in an empty network namespace.
+fn container() -> Result<Running> {
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", "echo there; exec sleep 100000"]);
+    let mut container = Running::start(command)?;
+    container.wait_for("there", START)?;
+    Ok(container)
 }
 
 impl SharedInterface {
@@ -47,7 +58,7 @@ impl SharedInterface {
         let everybody: &[&str] = if options.contains(&"--group") { &[] } else { &["--mode", "666"] };
         let mut helper = start(&[options, &["--socket", &path], everybody].concat())?;
         helper.wait_for("ready", START)?;
-        Ok(Self { socket, helper })
+        Ok(Self { socket, container: container()?, helper })
     }
 
     /// Starts the helper with options that begin with the interfaces.
@@ -71,7 +82,7 @@ impl SharedInterface {
         command.args([INTERFACE, "--socket", "-"]);
         let mut helper = Running::start_with(command, listener.into())?;
         helper.wait_for("ready", START)?;
-        Ok(Self { socket: path, helper })
+        Ok(Self { socket: path, container: container()?, helper })
     }
 
     /// The helper's socket.
@@ -80,7 +91,7 @@ impl SharedInterface {
     }
 
     /// A command that runs `program` as user nobody: without any capability, with no memory that it may lock, and in a
-    /// network namespace of its own without any interface. All that it has is the helper's socket.
+    /// network namespace without any interface, which all these programs share. All that it has is the helper's socket.
     pub fn unprivileged(&self, program: &str) -> Command {
         self.unprivileged_as(NOBODY, program)
     }
@@ -92,9 +103,21 @@ impl SharedInterface {
 
     /// The same with a choice of supplementary groups, an option of setpriv.
     pub fn unprivileged_in(&self, groups: &str, uid: u32, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.container.id()));
+        self.without_rights(command, groups, uid, program)
+    }
+
+    /// The same in another container of the user.
+    pub fn contained_as(&self, uid: u32, program: &str) -> Command {
         let mut command = Command::new("unshare");
+        command.arg("--net");
+        self.without_rights(command, "--clear-groups", uid, program)
+    }
+
+    fn without_rights(&self, mut command: Command, groups: &str, uid: u32, program: &str) -> Command {
         let user = format!("--reuid={uid}");
-        command.args(["--net", "prlimit", "--memlock=0", "setpriv", &user, &format!("--regid={uid}")]);
+        command.args(["prlimit", "--memlock=0", "setpriv", &user, &format!("--regid={uid}")]);
         command.args([groups, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", program]);
         command.env("XWARP_HELPER", &self.socket);
         command

@@ -58,7 +58,7 @@ fn until(what: &str, is: impl Fn() -> bool) {
 }
 
 #[test]
-fn netns_shared_a_released_port_stays_with_its_user() {
+fn netns_shared_a_released_port_stays_with_its_user_and_container() {
     let lab = Lab::up(LabOptions::default()).unwrap();
     lab.run(Side::A, "ip", &["link", "set", "dev", "lo", "up"]).unwrap();
     let shared =
@@ -83,6 +83,12 @@ fn netns_shared_a_released_port_stays_with_its_user() {
         until("the port is not released", || quarantined(&lab) > before);
         assert_eq!(kernel(), Some(ErrorKind::AddrInUse));
         assert!(!may_listen(&shared, other, address), "another user takes the port over");
+        // Peers of one container may still send to it.
+        let mut elsewhere = shared.contained_as(user, NOBODYS);
+        elsewhere.args(["serve", &address.to_string(), "1"]);
+        let mut elsewhere = Running::start(elsewhere).unwrap();
+        elsewhere.wait_for("in use", LIMIT).unwrap();
+        elsewhere.wait(LIMIT).unwrap();
         assert!(may_listen(&shared, user, address), "the user does not get it back");
     }
 }

@@ -67,7 +67,8 @@ fn samples(lab: &Lab) -> BTreeMap<String, u64> {
 fn netns_shared_the_helper_counts_frames_and_devices_for_users_and_monitors() {
     let lab = Lab::up(LabOptions::default()).unwrap();
     lab.run(Side::A, "ip", &["link", "set", "dev", "lo", "up"]).unwrap();
-    let shared = SharedInterface::start(&lab, HELPER, &["--metrics", MONITORS]).unwrap();
+    let options = ["--metrics", MONITORS, "--devices-per-user", "8"];
+    let shared = SharedInterface::start(&lab, HELPER, &options).unwrap();
     let frames = |samples: &BTreeMap<String, u64>, outcome: &str| {
         samples[&format!("xwarpd_frames_total{{interface=\"{INTERFACE}\",outcome=\"{outcome}\"}}")]
     };
