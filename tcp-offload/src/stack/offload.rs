@@ -10,8 +10,10 @@ const CHANGE_AFTER: u8 = 3;
 /// checksums, one corrupted frame in 65536 looks like it and would be accepted. Therefore partial checksums are
 /// accepted only from a peer that has sent them from the beginning, or several in a row since.
 ///
-/// From then on they are always accepted. A sender computes some checksums itself, and forged segments with complete checksums,
-/// which anybody can send who knows the four-tuple, must not make the peer's own segments unacceptable.
+/// From then on they are always accepted: a sender computes some checksums itself.
+///
+/// Only [credible](crate::tcp::Connection::is_credible) segments change the state. Anybody who knows the four-tuple can forge
+/// others, which must neither turn the check off nor make the peer's own segments unacceptable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum ChecksumOffload {
     /// There was no segment yet.
@@ -37,16 +39,19 @@ impl ChecksumOffload {
     }
 
     /// Whether a segment may be processed. Its checksum is correct or, with `partial`, only the sum of the
-    /// pseudo-header.
-    pub(super) fn admits(&mut self, partial: bool) -> bool {
-        *self = match *self {
+    /// pseudo-header; `credible` says whether only the peer can have sent it.
+    pub(super) fn admits(&mut self, partial: bool, credible: bool) -> bool {
+        let after = match *self {
             Self::Unknown if partial => Self::Partial,
             Self::Computed { partial: before } if partial && before + 1 == CHANGE_AFTER => Self::Partial,
             Self::Computed { partial: before } if partial => Self::Computed { partial: before + 1 },
             Self::Unknown | Self::Computed { .. } => Self::Computed { partial: 0 },
             Self::Partial => Self::Partial,
         };
-        !partial || *self == Self::Partial
+        if credible {
+            *self = after;
+        }
+        !partial || matches!(*self, Self::Partial | Self::Unknown)
     }
 }
 
@@ -60,7 +65,7 @@ mod tests {
             .iter()
             .map(|partial| {
                 let (before, expected) = (offload, offload.expects(*partial));
-                let admitted = offload.admits(*partial);
+                let admitted = offload.admits(*partial, true);
                 assert!(!expected || admitted && offload == before);
                 admitted
             })
@@ -84,5 +89,22 @@ mod tests {
     #[test]
     fn a_changed_setting_of_the_peer_is_followed() {
         assert_eq!(admitted(&[false, true, true, true, true]), [true, false, false, true, true]);
+    }
+
+    #[test]
+    fn segments_that_anybody_can_forge_change_nothing() {
+        for known in [
+            ChecksumOffload::Unknown,
+            ChecksumOffload::Computed { partial: 0 },
+            ChecksumOffload::Computed { partial: CHANGE_AFTER - 1 },
+            ChecksumOffload::Partial,
+        ] {
+            for partial in [false, true] {
+                let mut offload = known;
+                let admitted = offload.admits(partial, false);
+                assert_eq!(offload, known);
+                assert_eq!(admitted, !partial || !matches!(known, ChecksumOffload::Computed { .. }));
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The general path of received frames. The expected ones of undisturbed connections take the path of `straight`.
 
-use super::{Stack, offload::ChecksumOffload};
+use super::Stack;
 use crate::{
     framing::{Carried, Taken, either},
     link::{Batch, Link, RxFrame},
@@ -88,17 +88,13 @@ impl<U: Ulp> Stack<U> {
         ulp: &mut U,
     ) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
-        if !slot.checksums.admits(segment.partial_checksum) {
+        if !slot.checksums.admits(segment.partial_checksum, slot.tcp.is_credible(segment)) {
             self.counters.malformed += 1;
             self.counters.bad_checksum += 1;
             return link.recycle(frame);
         }
         slot.tcp.follow_queue(segment.queue);
         let receipt = slot.tcp.receive(now, link, segment);
-        if slot.tcp.state() == tcp::State::SynSent {
-            // The segment may be a forgery.
-            slot.checksums = ChecksumOffload::default();
-        }
         self.apply_receipt(now, link, index, &receipt, frame, ulp);
     }
 

@@ -272,7 +272,9 @@ impl Connection {
         Next::Drop
     }
 
-    /// Checks the ACK field: RFC 9293 section 3.10.7.4, fifth check, with the bounds of RFC 5961 section 5.2.
+    /// Checks the ACK field: RFC 9293 section 3.10.7.4, fifth check, with the bounds of RFC 5961 section 5.2. An old
+    /// acknowledgment number is acceptable only if it covers bytes that were sent: on a young connection the peer's largest
+    /// window alone would let a blind sender guess 2^9 numbers instead of 2^32.
     fn check_ack(&mut self, now: Instant, segment: &Segment) -> Next {
         let ahead = self.tx.ahead_of_una(segment.ack);
         let outstanding = (self.tx.nxt() - self.tx.una()) as i64;
@@ -281,11 +283,25 @@ impl Connection {
                 self.refuse(segment);
                 return Next::Drop;
             }
-        } else if ahead > outstanding || ahead < -(self.tx.max_window() as i64) {
+        } else if ahead > outstanding || ahead < -(self.tx.max_window().min(self.tx.una()) as i64) {
             self.challenge(now);
             return Next::Drop;
         }
         Next::Go
+    }
+
+    /// Whether only the peer, or a host that sees its segments, can have sent this: the segment has the exact sequence number,
+    /// and acknowledges nothing but what was sent.
+    pub(crate) fn is_credible(&self, segment: &Segment) -> bool {
+        match self.stage {
+            Stage::Closed(_) => false,
+            Stage::SynSent(..) => segment.flags.ack && segment.ack == self.tx.iss().add(1),
+            _ => {
+                let outstanding = (self.tx.nxt() - self.tx.una()) as i64;
+                segment.seq == self.rx.next_seq()
+                    && (!segment.flags.ack || (0..=outstanding).contains(&self.tx.ahead_of_una(segment.ack)))
+            }
+        }
     }
 
     fn process_ack(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment, receipt: &mut Receipt) {

@@ -137,3 +137,20 @@ fn a_peer_that_leaves_all_checksums_to_hardware_is_served() {
     assert!(peer.is_established());
     assert_eq!(peer.bad_checksums(), 0);
 }
+
+/// Three such segments once turned the check off (RFC 9293 MUST-3): one corrupted frame in 65536 has the sum of the pseudo-header.
+#[test]
+fn forged_segments_do_not_turn_off_the_check_of_a_peer_that_computes_its_checksums() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let mut peer = Peer::open(&mut lab, false);
+    let request = peer.request();
+    let forged = RawPeer::new(*peer.raw.path(), 0x4000_0000, false).data(b"forged");
+    for _ in 0..8 {
+        peer.lab.stranger.inject(&leave_to_hardware(forged.clone()));
+    }
+    peer.lab.pass(Duration::from_millis(1));
+    peer.inject(leave_to_hardware(request.clone()));
+    assert!(!peer.is_established(), "a corrupted segment was taken");
+    peer.inject(request);
+    assert!(peer.is_established());
+}

@@ -76,15 +76,41 @@ fn rfc5961_s4_2_a_syn_is_challenged_whatever_its_sequence_number() {
 
 #[test]
 fn rfc5961_s5_2_segments_with_an_ack_out_of_range_are_rejected() {
-    let mut script = Script::established(TcpConfig::default(), bulk(1));
-    script.run();
-    for ack in [iss(1001), iss(0).sub(65_536)] {
+    let mut script = Script::established(TcpConfig::default(), bulk(71));
+    let mut acked = 0;
+    while acked < 70_000 {
+        script.run();
+        script.now += ms(1);
+        acked = (script.source.at as u32).min(70_000);
+        script.ack(acked, &[]);
+    }
+    for ack in [iss(71_001), iss(70_000).sub(65_536)] {
         let [answer] = script.exchange(Fields { ack, ..plain(&script) }, 10)[..] else { panic!("an ACK") };
         assert_eq!((answer.ack, script.conn.contiguous()), (irs(0), 0));
     }
-    script.exchange(Fields { ack: iss(0).sub(65_535), ..plain(&script) }, 10);
+    script.exchange(Fields { ack: iss(70_000).sub(65_535), ..plain(&script) }, 10);
     assert_eq!(script.conn.contiguous(), 10, "an old but acceptable ACK brings data");
     assert_eq!(script.conn.info().chunks_retained, 1);
+}
+
+/// On a young connection the peer's largest window alone would admit these "ghost ACKs" of a blind sender.
+#[test]
+fn rfc5961_s5_2_data_that_acknowledges_bytes_never_sent_is_challenged() {
+    let mut script = idle();
+    script.run();
+    for behind in [1, 5000] {
+        let ghost = Fields { ack: iss(0).sub(behind), ..plain(&script) };
+        let receipt = script.inject(ghost, 100);
+        assert_eq!(receipt.arrival, None, "{behind} bytes before the first one");
+        assert_eq!(script.run().len(), 1);
+    }
+    assert_eq!(script.conn.counters().challenge_acks, 2);
+    // Bytes that were sent and acknowledged may be acknowledged again.
+    script.source = bulk(2);
+    script.run();
+    script.ack(2000, &[]);
+    script.inject(Fields { ack: iss(500), ..plain(&script) }, 100);
+    assert_eq!(script.conn.contiguous(), 100);
 }
 
 #[test]
