@@ -55,7 +55,7 @@ impl<U: Ulp> Stack<U> {
         let (mut last, mut refused): (Option<PlainSegment>, _) = (None, None);
         let before = self.counters.frames_in;
         while let Some(plain) = frames.first().and_then(|frame| template.read(link, frame)) {
-            if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
+            if last.as_ref().is_some_and(|last| slot.tcp.continues(now, last, &plain)) {
                 slot.tcp.receive_continuation(&plain);
             } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
                 let may_wait = self.polling == Polling::Busy && frames.len() == 1;
@@ -190,5 +190,7 @@ impl<P> ConnSlot<P> {
     }
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

@@ -114,16 +114,17 @@ impl Connection {
     /// Whether `next` continues `last`, the last segment that [`Self::receive_predicted`] or [`Self::receive_continuation`] has
     /// processed and whose payload was taken: it is the next one in order, and all that it tells is its payload.
     #[inline]
-    pub fn continues(&self, last: &PlainSegment, next: &PlainSegment) -> bool {
+    pub fn continues(&self, now: Instant, last: &PlainSegment, next: &PlainSegment) -> bool {
         last.payload_len > 0
             && next.payload_len > 0
             && next.payload_len as u64 <= self.rx.window()
             && next.seq == self.rx.next_seq()
             && (next.ack, next.window, next.ecn) == (last.ack, last.window, last.ecn)
-            && match (last.timestamps, next.timestamps) {
-                (None, None) => true,
-                (Some(last), Some(next)) => next.value.wrapping_sub(last.value) as i32 >= 0,
-                _ => false,
+            && match (&self.clock, next.timestamps) {
+                (None, _) => true,
+                // `TS.Recent` stands still within a run, so each segment is compared with it, not with the one before.
+                (Some(clock), Some(stamp)) => !clock.is_old(now, stamp),
+                (Some(_), None) => false,
             }
             && self.tx.has_window_of(last.seq)
     }
