@@ -198,10 +198,11 @@ mod tests {
 
         #[test]
         fn prop_layout_mulpdu_fits_a_segment_wherever_it_begins(
-            words in 0u64..600, emss in 1usize..9000, more in 0usize..100, markers: bool,
+            words in 0u64..600, emss in 1usize..9000, more in 1usize..100, markers: bool,
         ) {
             let layout = Layout { origin: 0, markers };
             let (start, mulpdu) = (4 * words, layout.mulpdu(emss));
+            // `fits` is the largest number when nothing fits.
             if let Some(room) = mulpdu.fits.checked_add(more) {
                 prop_assert!(layout.end(start, mulpdu.bytes) <= start + emss as u64);
                 prop_assert!(layout.largest_ulpdu(start, room).is_some_and(|most| most >= mulpdu.bytes));
