@@ -198,21 +198,18 @@ impl Receiver {
     /// count from `RCV.NXT`.
     fn trim(&mut self, segment: &Segment, from: i64, to: i64) -> Verdict {
         let (mut start, mut end) = (from.max(0), to);
-        if from < 0 {
-            self.note_duplicate(from, to.min(0));
-        }
         let base = self.next;
-        let mut duplicate = None;
+        // Of several duplicate parts the first is reported (RFC 2883 section 4.2.2).
+        let mut duplicate = (from < 0).then(|| (from, to.min(0)));
         for range in self.ranges.iter().skip(self.first_after(base + start as u64)) {
             let (left, right) = ((range.start - base) as i64, (range.end - base) as i64);
             if left >= end {
                 break;
             }
+            duplicate.get_or_insert((left.max(start), right.min(end)));
             if left <= start {
-                duplicate = Some((start, right.min(end)));
                 start = right;
             } else if end <= right {
-                duplicate = Some((left, end));
                 end = left;
             }
         }
@@ -223,7 +220,7 @@ impl Receiver {
             end = end.min((fin - base) as i64);
         }
         if start >= end {
-            return Verdict::Nothing { duplicate: duplicate.is_some() || from < 0 };
+            return Verdict::Nothing { duplicate: duplicate.is_some() };
         }
         let offset = base + start as u64;
         let len = (end - start) as usize;

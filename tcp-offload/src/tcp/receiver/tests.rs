@@ -215,3 +215,20 @@ proptest! {
         }
     }
 }
+
+/// Linux's `tcp_dsack_mult.pkt`: of the duplicate parts in one segment the first is reported, also when new data stands around it.
+#[test]
+fn rfc2883_s4_2_2_a_segment_that_covers_received_ranges_reports_the_first_one() {
+    let mut rx = with_window(10_000);
+    rx.advertise(true);
+    for (from, to) in [(1000, 3000), (4000, 5000), (7000, 8000)] {
+        rx.add(from, (to - from) as usize);
+    }
+    assert!(matches!(rx.judge(&segment(0, 6000, false)), Verdict::Payload(new) if new.len == 6000));
+    rx.add(0, 6000);
+    assert_eq!(blocks(&mut rx), [(1000, 3000), (7000, 8000)]);
+    rx.reported();
+    // The part below the acknowledgment number comes first.
+    rx.judge(&segment(5000, 4000, false));
+    assert_eq!(blocks(&mut rx), [(5000, 6000), (7000, 8000)]);
+}
