@@ -63,6 +63,9 @@ pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     if !(unicast_v4(source) && unicast_v4(destination)) {
         return Err(Malformed::Address);
     }
+    if header_len > IPV4_HEADER && has_source_route(bytes.get(IPV4_HEADER..header_len).unwrap_or_default()) {
+        return Err(Malformed::SourceRoute);
+    }
     Ok(Packet {
         source: source.into(),
         destination: destination.into(),
@@ -73,8 +76,31 @@ pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     })
 }
 
+/// Whether `ip` may be an end of a connection on a network: not 0/8, loopback, multicast, 240/4 or broadcast (RFC 1122 section
+/// 3.2.1.3, RFC 6890).
 fn unicast_v4(ip: Ipv4Addr) -> bool {
-    !(ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified())
+    matches!(ip.octets(), [1..=126 | 128..=223, ..])
+}
+
+/// Whether there is a loose or strict source route among the options of an IPv4 header (RFC 791).
+#[cold]
+fn has_source_route(options: &[u8]) -> bool {
+    const END: u8 = 0;
+    const NOP: u8 = 1;
+    const LOOSE: u8 = 131;
+    const STRICT: u8 = 137;
+    let mut rest = options;
+    loop {
+        match *rest {
+            [] | [END, ..] => return false,
+            [NOP, ref after @ ..] => rest = after,
+            [LOOSE | STRICT, ..] => return true,
+            [_, length, ..] if usize::from(length) >= 2 => {
+                rest = rest.get(usize::from(length)..).unwrap_or_default();
+            }
+            [_, ..] => return false,
+        }
+    }
 }
 
 /// Parses an IPv6 header that begins at `at` (RFC 8200).
@@ -99,7 +125,7 @@ pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     }
     // Neighbour discovery and others use multicast addresses, which only TCP must not.
     if protocol == PROTOCOL_TCP
-        && [source, destination].iter().any(|ip| ip.is_multicast() || ip.is_unspecified())
+        && [source, destination].iter().any(|ip| ip.is_multicast() || ip.is_unspecified() || ip.is_loopback())
     {
         return Err(Malformed::Address);
     }

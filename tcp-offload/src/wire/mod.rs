@@ -339,12 +339,13 @@ pub enum Malformed {
     /// The TCP (or ICMP) checksum is wrong.
     #[error("TCP checksum")]
     Checksum,
-    /// A TCP option's length is impossible.
-    #[error("TCP option")]
-    Option,
-    /// Addresses that no connection can have: multicast, broadcast, unspecified, or port 0.
+    /// Addresses that no connection of ours can have (RFC 1122 section 3.2.1.3): multicast, broadcast, unspecified, loopback,
+    /// reserved, the same at both ends, or port 0.
     #[error("address")]
     Address,
+    /// The packet has a source route (RFC 1122 section 3.2.1.8: only routers forward those, and an answer would follow it).
+    #[error("source route")]
+    SourceRoute,
     /// An IPv6 packet from or to an IPv4-mapped address, which names no interface on the wire (RFC 4291 section
     /// 2.5.5.2). As a flow, it would be mistaken for the IPv4 flow wherever both families share a key.
     #[error("IPv4-mapped IPv6 address")]

@@ -1,6 +1,6 @@
 //! The five supported TCP options (RFC 9293 section 3.2, RFC 7323, RFC 2018).
 
-use super::{Malformed, Options, SackBlock, Timestamps};
+use super::{Options, SackBlock, Timestamps};
 use crate::seq::SeqNum;
 
 const END: u8 = 0;
@@ -27,12 +27,13 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 impl Options {
     /// Parses the options of a header. Unknown options, and known options with a wrong length, are skipped (RFC 9293
-    /// section 3.2, MUST-6); a length below 2 or beyond the header is an error (MUST-7).
-    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+    /// section 3.2, MUST-6). A length below 2 or beyond the header ends the options (MUST-7): the checksum is right, so the
+    /// sender or a middlebox has written it, and each retransmission would have it, too.
+    pub fn parse(bytes: &[u8]) -> Self {
         let mut options = Self::default();
         if let Some(timestamps) = only_timestamps(bytes) {
             options.timestamps = Some(timestamps);
-            return Ok(options);
+            return options;
         }
         let mut rest = bytes;
         while let Some((&kind, after)) = rest.split_first() {
@@ -40,14 +41,14 @@ impl Options {
                 END => break,
                 NOP => rest = after,
                 _ => {
-                    let length = usize::from(*after.first().ok_or(Malformed::Option)?);
-                    let body = rest.get(2..length).ok_or(Malformed::Option)?;
+                    let length = after.first().map_or(0, |length| usize::from(*length));
+                    let Some(body) = rest.get(2..length) else { break };
                     options.read(kind, body);
                     rest = rest.get(length..).unwrap_or_default();
                 }
             }
         }
-        Ok(options)
+        options
     }
 
     fn read(&mut self, kind: u8, body: &[u8]) {
@@ -176,7 +177,7 @@ mod tests {
             timestamps: Some(Timestamps { value: 0x1122_3344, echo: 0 }),
             ..Options::default()
         };
-        assert_eq!(Options::parse(&wire), Ok(options));
+        assert_eq!(Options::parse(&wire), options);
         assert_eq!(emitted(&options), wire);
         assert_eq!(options.wire_len(), wire.len());
     }
@@ -189,18 +190,19 @@ mod tests {
         let wire = emitted(&options);
         assert_eq!(wire.len(), 40);
         assert_eq!(wire[12..16], [1, 1, 5, 26]);
-        assert_eq!(Options::parse(&wire), Ok(options));
+        assert_eq!(Options::parse(&wire), options);
     }
 
     #[test]
-    fn rfc9293_s3_2_unknown_options_are_skipped_and_impossible_lengths_rejected() {
+    fn rfc9293_s3_2_unknown_options_are_skipped_and_an_impossible_length_ends_them() {
         let known = Options { mss: Some(536), ..Options::default() };
-        assert_eq!(Options::parse(&[30, 6, 1, 2, 3, 4, 2, 4, 2, 24, 0, 99]), Ok(known));
-        assert_eq!(Options::parse(&[2, 3, 9, 2, 4, 2, 24, 0]), Ok(known), "a wrong length is skipped");
-        assert_eq!(Options::parse(&[30, 1]), Err(Malformed::Option));
-        assert_eq!(Options::parse(&[30, 0]), Err(Malformed::Option));
-        assert_eq!(Options::parse(&[30]), Err(Malformed::Option));
-        assert_eq!(Options::parse(&[1, 1, 8, 10, 0, 0, 0, 0]), Err(Malformed::Option));
+        assert_eq!(Options::parse(&[30, 6, 1, 2, 3, 4, 2, 4, 2, 24, 0, 99]), known);
+        assert_eq!(Options::parse(&[2, 3, 9, 2, 4, 2, 24, 0]), known, "a wrong length is skipped");
+        assert_eq!(Options::parse(&[30, 1]), Options::default());
+        assert_eq!(Options::parse(&[30, 0]), Options::default());
+        assert_eq!(Options::parse(&[30]), Options::default());
+        assert_eq!(Options::parse(&[1, 1, 8, 10, 0, 0, 0, 0]), Options::default());
+        assert_eq!(Options::parse(&[2, 4, 2, 24, 30, 1, 3, 3, 7, 0]), known, "what stands before it counts");
     }
 
     #[test]
@@ -214,16 +216,15 @@ mod tests {
     fn a_fifth_block_and_partial_blocks_are_ignored() {
         let mut wire = vec![5, 42];
         wire.extend([0; 40]);
-        assert_eq!(Options::parse(&wire).map(|o| o.sack_count), Ok(4));
-        assert_eq!(Options::parse(&[5, 9, 0, 0, 0, 0, 0, 0, 0]).map(|o| o.sack_count), Ok(0));
+        assert_eq!(Options::parse(&wire).sack_count, 4);
+        assert_eq!(Options::parse(&[5, 9, 0, 0, 0, 0, 0, 0, 0]).sack_count, 0);
     }
 
     proptest! {
         #[test]
-        fn prop_any_bytes_parse_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..41)) {
-            if let Ok(options) = Options::parse(&bytes) {
-                prop_assert!(usize::from(options.sack_count) <= options.sack.len());
-            }
+        fn prop_any_bytes_parse_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..41)) {
+            let options = Options::parse(&bytes);
+            prop_assert!(usize::from(options.sack_count) <= options.sack.len());
         }
 
         #[test]
@@ -240,7 +241,7 @@ mod tests {
             let wire = emitted(&options);
             prop_assert_eq!(wire.len(), options.wire_len());
             prop_assert_eq!(wire.len() % 4, 0);
-            prop_assert_eq!(Options::parse(&wire), Ok(options));
+            prop_assert_eq!(Options::parse(&wire), options);
         }
     }
 }

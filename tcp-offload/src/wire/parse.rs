@@ -63,7 +63,8 @@ fn plain_tcp(
     packet: &Packet,
 ) -> Option<Segment> {
     let end = packet.start + packet.len;
-    if packet.protocol != PROTOCOL_TCP || end > frame.len() {
+    // The general parser judges the frames of a host to itself.
+    if packet.protocol != PROTOCOL_TCP || end > frame.len() || packet.source == packet.destination {
         return None;
     }
     let bytes = chunk.get(packet.start..end)?;
@@ -184,6 +185,9 @@ impl Received<'_> {
             return Err(Malformed::Address);
         }
         let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, _, _] = *self.ethernet;
+        if packet.source == packet.destination && Mac([d0, d1, d2, d3, d4, d5]) != Mac::LOOPED {
+            return Err(Malformed::Address);
+        }
         Ok(Inbound::Tcp(Segment {
             source_mac: Mac([s0, s1, s2, s3, s4, s5]),
             destination_mac: Mac([d0, d1, d2, d3, d4, d5]),
@@ -197,7 +201,7 @@ impl Received<'_> {
             ack: SeqNum::new(u32::from_be_bytes([a0, a1, a2, a3])),
             flags: Flags::from_byte(flags),
             window: u16::from_be_bytes([w0, w1]),
-            options: Options::parse(options)?,
+            options: Options::parse(options),
             ecn: packet.ecn,
             payload_start: packet.start + header_len,
             payload_len: packet.len - header_len,

@@ -93,7 +93,7 @@ pub fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
         fin: tcp.fin(),
         rst: tcp.rst(),
         window: tcp.window_size(),
-        options: Options::parse(tcp.options()).unwrap_or_default(),
+        options: Options::parse(tcp.options()),
         payload: captured,
         len,
         congestion,
