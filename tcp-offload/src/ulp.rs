@@ -137,6 +137,9 @@ pub enum CloseReason {
     /// The network reported that the peer cannot be reached (ICMP).
     #[error("unreachable")]
     Unreachable,
+    /// The peer accepts only segments too short for an FPDU: its MSS is below 256 bytes and the options.
+    #[error("the peer accepts only segments of less than 256 bytes")]
+    SegmentsTooSmall,
     /// The interface lost our address.
     #[error("our address was removed from the interface")]
     AddressRemoved,

@@ -67,7 +67,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn isn(&self) -> xwarp_tcp::seq::SeqNum {
+    fn isn(&self) -> xwarp_tcp::tcp::Isn {
         IsnKey::new(&Secret::from_number(3)).isn(Instant::ZERO, &self.path.flow)
     }
 

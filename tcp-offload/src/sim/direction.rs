@@ -243,7 +243,8 @@ impl Direction {
             self.tally.queue_full += 1;
             return;
         }
-        if self.line.len() >= self.faults.mark_frames && packet::mark(&mut frame) {
+        let marks = self.line.len() >= self.faults.mark_frames || self.chance(self.faults.mark);
+        if marks && packet::mark(&mut frame) {
             self.tally.marked += 1;
         }
         self.corrupt(&mut frame);

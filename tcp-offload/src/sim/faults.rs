@@ -119,6 +119,8 @@ pub struct Faults {
     pub queue_frames: usize,
     /// Number of waiting frames from which an arriving ECN-capable frame is marked Congestion Experienced (RFC 3168).
     pub mark_frames: usize,
+    /// An ECN-capable frame is marked Congestion Experienced, however short the queue is.
+    pub mark: f64,
 }
 
 impl Default for Faults {
@@ -142,6 +144,7 @@ impl Default for Faults {
             rate_bytes: None,
             queue_frames: usize::MAX,
             mark_frames: usize::MAX,
+            mark: 0.0,
         }
     }
 }

@@ -306,6 +306,7 @@ fn all() -> Faults {
         rate_bytes: Some(50_000_000),
         queue_frames: 20,
         mark_frames: 2,
+        mark: 0.1,
     }
 }
 

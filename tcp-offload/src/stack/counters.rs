@@ -26,6 +26,8 @@ crate::counters! {
         handed_over,
         /// Segments for no connection and no listener.
         no_connection,
+        /// SYNs refused because the peer's MSS or the interface's MTU is too small for segments of 256 bytes.
+        small_segments,
         /// Resets sent in answer to such segments.
         resets_sent,
         /// ICMP errors about one of our connections.

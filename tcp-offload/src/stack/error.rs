@@ -11,6 +11,9 @@ pub enum ConnectError {
     /// An IPv4-mapped IPv6 address names no host on the wire (RFC 4291 section 2.5.5.2).
     #[error("an IPv4-mapped IPv6 address cannot be connected to: use the IPv4 address")]
     MappedAddress,
+    /// The interface or the route has an MTU of this many bytes, too few for segments of 256 bytes with their headers.
+    #[error("an MTU of {0} bytes carries no FPDU")]
+    SmallMtu(u16),
     /// The stack's limit is reached.
     #[error("the limit of {0} connections is reached")]
     TooMany(usize),

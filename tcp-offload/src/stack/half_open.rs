@@ -12,8 +12,8 @@ use crate::{
     keyed::{KeyedHash, KeyedMap},
     link::{FrameWriter, Link, Steer},
     secret::Secret,
-    seq::{SeqNum, StreamOffset},
-    tcp::{ChallengeBudget, Connection, Filled, Source, TcpConfig},
+    seq::StreamOffset,
+    tcp::{ChallengeBudget, Connection, Filled, Isn, Source, TcpConfig},
     time::Instant,
     ulp::{CloseReason, ListenerId, Ulp},
     wire::{Flow, Mac, Segment},
@@ -31,7 +31,7 @@ const MOST_CHALLENGES: u32 = 192;
 pub(super) struct HalfOpen {
     listener: ListenerId,
     syn: Segment,
-    isn: SeqNum,
+    isn: Isn,
     /// Arrival of the SYN, from which the clock of the timestamps option counts.
     since: Instant,
     /// Number of SYN-ACKs sent, and the time of the last one.
@@ -127,6 +127,12 @@ impl<U: Ulp> Stack<U> {
         syn: &Segment,
         listener: ListenerId,
     ) {
+        let isn = self.isn.isn(now, &syn.flow);
+        let half = HalfOpen { listener, syn: *syn, isn, since: now, sent: 0, sent_at: now, due: (now, 0) };
+        if !self.rebuild(now, &half, syn).carries_segments() {
+            self.counters.small_segments += 1;
+            return self.answer_by_reset(syn);
+        }
         if self.half_open.len() >= self.config.most_half_open
             && let Some(flow) = self.half_open.by_due.values().next().copied()
         {
@@ -138,8 +144,6 @@ impl<U: Ulp> Stack<U> {
             return;
         }
         self.counters.half_open += 1;
-        let isn = self.isn.isn(now, &syn.flow);
-        let half = HalfOpen { listener, syn: *syn, isn, since: now, sent: 0, sent_at: now, due: (now, 0) };
         self.answer_half(now, link, half);
     }
 
@@ -180,7 +184,7 @@ impl<U: Ulp> Stack<U> {
         let confirms = segment.flags.ack
             && !segment.flags.syn
             && !segment.flags.rst
-            && segment.ack == half.isn.add(1)
+            && segment.ack == half.isn.seq.add(1)
             && segment.seq.at_or_after(half.syn.seq.add(1));
         if confirms {
             return self.promote(now, link, &half, segment);

@@ -248,6 +248,11 @@ impl<U: Ulp> Stack<U> {
         if self.slots.len() >= self.config.most_connections {
             return Err(ConnectError::TooMany(self.config.most_connections));
         }
+        let isn = self.isn.isn(now, &path.flow);
+        let mut tcp = Connection::connect(now, &self.tcp, path, isn);
+        if !tcp.carries_segments() {
+            return Err(ConnectError::SmallMtu(path.mtu));
+        }
         let (framing, random) = (framing.into(), self.random());
         let ConnectParams { ird, ord, private_data } = params;
         let session = AnySession::initiator(framing, random, private_data, ird, ord)?;
@@ -255,8 +260,6 @@ impl<U: Ulp> Stack<U> {
         // A SYN of the same four-tuple, perhaps forged, must not prevent the application from connecting. The
         // steering rule of the half-open connection serves the new one.
         self.half_open.remove(&path.flow);
-        let isn = self.isn.isn(now, &path.flow);
-        let mut tcp = Connection::connect(now, &self.tcp, path, isn);
         self.adopt_path(now, &mut tcp);
         self.counters.active_opens += 1;
         Ok(self.insert(path.flow, tcp, session, None))

@@ -49,10 +49,15 @@ impl<U: Ulp> Stack<U> {
             Some(id) if segment.flags.is_plain_syn() => self.open_passive(now, link, segment, id),
             _ => {
                 self.counters.no_connection += 1;
-                if !segment.flags.rst && self.resets.len() < MOST_RESETS {
-                    self.resets.push_back(*segment);
-                }
+                self.answer_by_reset(segment);
             }
+        }
+    }
+
+    /// Answers a segment by a reset, unless it is one.
+    pub(super) fn answer_by_reset(&mut self, segment: &Segment) {
+        if !segment.flags.rst && self.resets.len() < MOST_RESETS {
+            self.resets.push_back(*segment);
         }
     }
 }

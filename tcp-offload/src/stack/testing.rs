@@ -6,7 +6,7 @@ use crate::{
     mpa::MpaConfig,
     seq::SeqNum,
     sim::{Counting, Faults, SimLink, Wire, WireConfig},
-    tcp::Connection,
+    tcp::{Connection, testing::unhashed},
     time::Instant,
     ulp::ConnId,
     wire::Path,
@@ -36,7 +36,7 @@ impl Bench {
 
     /// A connection that has not sent its SYN, which will have the number [`ISS`].
     pub fn insert(&mut self, path: Path) -> ConnId {
-        let tcp = Connection::connect(Instant::ZERO, &self.stack.tcp, path, ISS);
+        let tcp = Connection::connect(Instant::ZERO, &self.stack.tcp, path, unhashed(ISS.value()));
         let config = FramingConfig::default();
         let session = AnySession::initiator(config, 0, Vec::new(), 0, 0).unwrap();
         self.stack.insert(path.flow, tcp, session, None)

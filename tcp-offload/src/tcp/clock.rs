@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{seq::SeqNum, time::Instant, wire::Timestamps};
+use crate::{time::Instant, wire::Timestamps};
 
 /// Nanoseconds per tick of the timestamp clock: 1 ms, the shortest tick that RFC 7323 section 5.4 allows.
 const TICK_NS: u64 = 1_000_000;
@@ -21,10 +21,9 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Derives the offset from `isn`, which is a clock of 4 us ticks plus a keyed hash of the four-tuple (RFC 6528):
-    /// subtracting the clock leaves the hash.
-    pub(super) fn new(now: Instant, isn: SeqNum) -> Self {
-        Self { offset: isn.value().wrapping_sub((now.as_nanos() / 4_000) as u32), recent: 0, recent_at: None }
+    /// A clock with an offset from [`Isn::stamps`](super::Isn::stamps).
+    pub(super) fn new(offset: u32) -> Self {
+        Self { offset, recent: 0, recent_at: None }
     }
 
     /// `TSval` at `now`.
@@ -52,6 +51,13 @@ impl Clock {
         }
     }
 
+    /// When the tick of `echo`, a timestamp of ours, began; `None` if that is not in the past.
+    pub(super) fn sent_at(&self, now: Instant, echo: u32) -> Option<Instant> {
+        let age = u64::try_from(self.value(now).wrapping_sub(echo) as i32).ok()?;
+        let tick = (now.as_nanos() / TICK_NS).checked_sub(age)?;
+        Some(Instant::from_nanos(tick * TICK_NS))
+    }
+
     /// Whether `echo` is the timestamp of a segment sent before `sent`. The resolution is one tick.
     pub(super) fn echoes_before(&self, echo: u32, sent: Instant) -> bool {
         (echo.wrapping_sub(self.value(sent)) as i32) < 0
@@ -73,7 +79,7 @@ mod tests {
 
     #[test]
     fn rfc7323_s5_3_older_timestamps_are_refused_across_the_wrap() {
-        let mut clock = Clock::new(Instant::ZERO, SeqNum::new(7));
+        let mut clock = Clock::new(7);
         let now = Instant::from_nanos(1);
         assert!(!clock.is_old(now, stamp(0)), "nothing known yet");
         clock.update(now, stamp(u32::MAX));
@@ -85,7 +91,7 @@ mod tests {
 
     #[test]
     fn rfc7323_s5_5_recent_expires_after_24_days() {
-        let mut clock = Clock::new(Instant::ZERO, SeqNum::new(7));
+        let mut clock = Clock::new(7);
         clock.update(Instant::ZERO, stamp(1000));
         assert!(!clock.is_old(Instant::ZERO + RECENT_VALID, stamp(5)));
         clock.update(Instant::ZERO + RECENT_VALID, stamp(5));
@@ -93,21 +99,20 @@ mod tests {
     }
 
     #[test]
-    fn rfc6191_s2_timestamps_of_one_flow_grow_from_incarnation_to_incarnation() {
-        let hash = 0x1234_5678u32;
-        let isn = |ms: u64| SeqNum::new(((ms * 250) as u32).wrapping_add(hash));
-        let at = |ms: u64| Instant::from_nanos(ms * TICK_NS);
-        let first = Clock::new(at(10), isn(10));
-        let second = Clock::new(at(500), isn(500));
-        assert_eq!(second.value(at(500)).wrapping_sub(first.value(at(10))), 490);
-    }
-
-    #[test]
     fn an_echo_identifies_the_transmission_that_it_answers() {
-        let clock = Clock::new(Instant::ZERO, SeqNum::new(9));
+        let clock = Clock::new(9);
         let first = Instant::from_nanos(5 * TICK_NS);
         let second = Instant::from_nanos(8 * TICK_NS);
         assert!(clock.echoes_before(clock.value(first), second));
         assert!(!clock.echoes_before(clock.value(second), second));
+    }
+
+    #[test]
+    fn rfc7323_s4_an_echo_gives_the_time_of_the_segment_that_it_answers() {
+        let clock = Clock::new(u32::MAX - 3);
+        let (sent, now) = (Instant::from_nanos(5 * TICK_NS + 7), Instant::from_nanos(250 * TICK_NS));
+        assert_eq!(clock.sent_at(now, clock.value(sent)), Some(Instant::from_nanos(5 * TICK_NS)));
+        assert_eq!(clock.sent_at(sent, clock.value(now)), None, "not sent yet");
+        assert_eq!(clock.sent_at(now, clock.value(Instant::ZERO).wrapping_sub(1)), None, "before the clock");
     }
 }

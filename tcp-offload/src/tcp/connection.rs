@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{
-    Algorithm, Info, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
+    Algorithm, Info, Isn, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
     ack::AckPolicy,
     clock::Clock,
     congestion::Window,
@@ -120,7 +120,7 @@ pub struct Connection {
     pub(super) window_probes: u32,
     /// The local end no longer reads. See [`Connection::stop_reading`].
     pub(super) unread: bool,
-    opened: Instant,
+    pub(super) opened: Instant,
     pub(super) soft_error: Option<SurvivedError>,
     /// See [`Connection::take_next_hop_doubt`].
     pub(super) next_hop_doubtful: bool,
@@ -132,7 +132,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn new(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum, passive: bool) -> Self {
+    fn new(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: Isn, passive: bool) -> Self {
         let default_mss = if path.flow.local.is_ipv6() { 1220 } else { 536 };
         let mut timers = Timers::new();
         timers.arm(Timer::Wait, now + config.connect_timeout);
@@ -146,10 +146,10 @@ impl Connection {
             headers: Headers::new(&path).with_service(config.dscp, config.hop_limit),
             stage: stage(syn, Sending::Open),
             passive,
-            tx: Sender::new(now, config, isn, default_mss),
+            tx: Sender::new(now, config, isn.seq, default_mss),
             rx: Receiver::new(SeqNum::default(), config),
             ack: AckPolicy::new(now),
-            clock: config.timestamps.then(|| Clock::new(now, isn)),
+            clock: config.timestamps.then(|| Clock::new(isn.stamps)),
             timers,
             snd_shift: None,
             snd_mss: default_mss,
@@ -176,13 +176,13 @@ impl Connection {
     }
 
     /// An active open: state SYN-SENT, with a SYN due. `isn` comes from [`super::IsnKey`].
-    pub fn connect(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum) -> Self {
+    pub fn connect(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: Isn) -> Self {
         Self::new(now, config, path, isn, false)
     }
 
     /// A passive open from the peer's `syn`: state SYN-RECEIVED, with a SYN-ACK due. A payload in the SYN is ignored;
     /// the peer retransmits it.
-    pub fn accept(now: Instant, config: &Arc<TcpConfig>, path: Path, syn: &Segment, isn: SeqNum) -> Self {
+    pub fn accept(now: Instant, config: &Arc<TcpConfig>, path: Path, syn: &Segment, isn: Isn) -> Self {
         let mut connection = Self::new(now, config, path, isn, true);
         connection.marks = Marks::negotiated(
             config.ecn && syn.flags.ece && syn.flags.cwr,

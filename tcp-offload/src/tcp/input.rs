@@ -8,9 +8,9 @@ use super::{
     marks::Marks,
     queue::Block,
     receiver::Verdict,
-    sender::{Ack, After, Reduced},
+    sender::{Ack, After},
     stage::{Sending, Stage, Syn},
-    timers::Timer,
+    timers::{TICK, Timer},
 };
 use crate::{
     link::Link,
@@ -81,13 +81,16 @@ impl Connection {
         }
         self.last_heard = now;
         self.learn_options(now, segment);
+        if !self.carries_segments() {
+            return self.abort_with(CloseReason::SegmentsTooSmall);
+        }
         if acceptable {
             self.marks = Marks::negotiated(
                 self.config.ecn && syn.sent == 1 && flags.ece && !flags.cwr,
                 self.config.algorithm == Algorithm::Dctcp,
             );
             self.ack.now();
-            self.establish(now, syn, sending, receipt);
+            self.establish(now, segment.options.timestamps, (syn, sending), receipt);
         } else {
             // Simultaneous open.
             self.stage = Stage::SynReceived(Syn { due: true, ..syn }, sending);
@@ -99,18 +102,39 @@ impl Connection {
         self.due.refuse = Some((segment.ack, segment.options.timestamps.map(|t| t.value)));
     }
 
-    /// Enters ESTABLISHED: our SYN was acknowledged.
-    fn establish(&mut self, now: Instant, syn: Syn, sending: Sending, receipt: &mut Receipt) {
+    /// Enters ESTABLISHED: our SYN was acknowledged by a segment with `timestamps`.
+    fn establish(
+        &mut self,
+        now: Instant,
+        timestamps: Option<Timestamps>,
+        (syn, sending): (Syn, Sending),
+        receipt: &mut Receipt,
+    ) {
         self.stage = Stage::Established(sending);
         receipt.established = true;
-        if syn.sent == 1 {
-            self.tx.rtt.sample(now, syn.sent_at);
+        if syn.sent > 1 {
+            self.tx.syn_was_lost(syn.sent);
+        }
+        if let Some(sent) = self.syn_sent_at(now, syn, timestamps) {
+            self.tx.rtt.sample(now, sent);
             self.tx.tlp.measured = true;
-        } else {
-            self.tx.syn_was_lost();
         }
         self.timers.disarm_all();
         self.arm_keepalive(now);
+    }
+
+    /// When the SYN was sent that the segment with `timestamps` acknowledges. Of several, the echo identifies one (RFC 7323
+    /// section 4), unless its time cannot be right.
+    fn syn_sent_at(&self, now: Instant, syn: Syn, timestamps: Option<Timestamps>) -> Option<Instant> {
+        if syn.sent <= 1 {
+            return Some(syn.sent_at);
+        }
+        let (clock, stamp) = self.clock.as_ref().zip(timestamps)?;
+        let sent = clock.sent_at(now, stamp.echo)?;
+        // The resolution of the echo is a tick; the last SYN's time is known exactly.
+        let last = clock.value(syn.sent_at) == stamp.echo;
+        Some(if last { syn.sent_at } else { sent })
+            .filter(|sent| (self.opened - TICK..=syn.sent_at).contains(sent))
     }
 
     /// RFC 9293 section 3.10.7.4.
@@ -149,7 +173,7 @@ impl Connection {
         self.learn_timestamp(now, segment.seq, segment.options.timestamps);
         if let Stage::SynReceived(syn, sending) = self.stage {
             self.tx.first_window(segment.seq, 0);
-            self.establish(now, syn, sending, receipt);
+            self.establish(now, segment.options.timestamps, (syn, sending), receipt);
         }
         let widest = self.tx.max_window();
         self.process_ack(now, link, segment, receipt);
@@ -197,15 +221,16 @@ impl Connection {
             && segment.ack == self.tx.iss().add(1)
     }
 
-    /// PAWS (RFC 7323): once the option is negotiated, segments without it are dropped (section 3.2), and segments with
-    /// an older timestamp are answered and dropped (section 5.3, R1). Neither rule applies to a RST.
+    /// PAWS (RFC 7323 section 5.3, R1): segments with an older timestamp are answered and dropped, unless they are a RST. A
+    /// segment without the option is processed, as Linux does: section 3.2 would drop it, but some stacks send keepalive
+    /// probes without it, and a middlebox may remove it.
     fn check_timestamps(&mut self, now: Instant, segment: &Segment) -> Next {
         let Some(clock) = &self.clock else { return Next::Go };
         if segment.flags.rst {
             return Next::Go;
         }
         match segment.options.timestamps {
-            None => Next::Drop,
+            None => Next::Go,
             Some(stamp) if clock.is_old(now, stamp) => {
                 self.counters.paws_dropped += 1;
                 if segment.payload_len > 0 {
@@ -306,7 +331,8 @@ impl Connection {
 
     fn process_ack(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment, receipt: &mut Receipt) {
         let Some(offset) = self.tx.offset_of(segment.ack).filter(|o| *o >= self.tx.una()) else { return };
-        let shift = self.snd_shift.unwrap_or(0);
+        // The window of a SYN-ACK is not scaled, also in a simultaneous open (RFC 7323 section 2.2).
+        let shift = if segment.flags.syn { 0 } else { self.snd_shift.unwrap_or(0) };
         let window = u64::from(segment.window) << shift;
         if self.tx.queue.is_empty() && segment.options.sack_count == 0 {
             return self.acknowledge_nothing(segment.seq, offset, window);
@@ -326,16 +352,21 @@ impl Connection {
             bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
         };
         let was_blocked = self.tx.is_blocked_by_window();
+        let recoveries = self.counters.recoveries;
         let advanced = self.tx.on_ack(link, self.clock.as_ref(), &mut self.counters, &ack);
+        if self.counters.recoveries > recoveries {
+            self.marks.set_cwr(true);
+        }
         if (was_blocked || self.tx.is_blocked_by_window()) && self.answers_keep_it_open() {
             self.tx.waiting_since = None;
         }
         self.act_on_probe_outcome(now);
         if marked {
             self.counters.ecn_echoes += 1;
-            self.on_ecn_echo(now);
+            self.on_ecn_echo();
         }
         if advanced {
+            self.window_probes = 0;
             let fin = self.stage.fin().map_or(StreamOffset::MAX, |fin| fin.at);
             receipt.acked = Some(offset.min(fin));
             self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
@@ -415,13 +446,11 @@ impl Connection {
         }
     }
 
-    /// Reacts to the peer's ECN-Echo (RFC 3168 section 6.1.2). A window of one segment cannot be reduced; instead new
-    /// data waits for one time-out.
-    fn on_ecn_echo(&mut self, now: Instant) {
-        let Some(reduced) = self.tx.on_ecn_echo() else { return };
-        self.marks.set_cwr(true);
-        if reduced == Reduced::BelowOneSegment {
-            self.timers.arm(Timer::Hold, self.tx.rtt.rto_after(now));
+    /// Reacts to the peer's ECN-Echo (RFC 3168 section 6.1.2).
+    fn on_ecn_echo(&mut self) {
+        if self.tx.on_ecn_echo() {
+            self.counters.ecn_reductions += 1;
+            self.marks.set_cwr(true);
         }
     }
 

@@ -36,7 +36,7 @@ mod timers;
 pub use config::{Algorithm, Keepalive, TcpConfig, Tuning};
 pub(crate) use connection::ChallengeBudget;
 pub use connection::Connection;
-pub use isn::IsnKey;
+pub use isn::{Isn, IsnKey};
 pub use pmtu::{PathMtu, PathMtuConfig};
 
 use std::time::Duration;
@@ -256,6 +256,8 @@ crate::counters! {
         keepalives,
         /// ACKs received that carried ECN-Echo.
         ecn_echoes,
+        /// Reductions of the congestion window because of ECN-Echo (RFC 3168 section 6.1.2).
+        ecn_reductions,
         /// Segments cut into smaller ones, or given longer headers, before they were retransmitted.
         recut,
         /// Path MTU probes sent (RFC 4821).

@@ -17,10 +17,14 @@ use super::{
 use crate::{
     link::{Link, chunks_of},
     seq::SeqNum,
-    time::Instant,
+    time::{Duration, Instant},
     ulp::CloseReason,
     wire::{Ecn, Fields, Flags, Options, Timestamps, send_bare},
 };
+
+/// Shortest and longest time after which a small window is used that stays too small for a full segment: the override timeout of RFC
+/// 9293 section 3.8.6.2.1.
+const OVERRIDE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// The reason why a segment could not be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -342,13 +346,12 @@ impl Connection {
 
     /// Sends a keepalive or window probe: no payload, and a sequence number one below `SND.UNA`, so that no FPDU is
     /// ever cut. The peer must answer a segment outside its window with an ACK (RFC 9293 section 3.10.7.4), which
-    /// carries its window.
+    /// carries its window. It ignores everything else in that segment, so an ACK that is owed stays owed.
     #[inline(never)]
     fn transmit_empty_probe(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let seq = self.tx.seq_at(self.tx.una()).sub(1);
         let fields = self.fields(turn.now, seq, ACK);
         self.bare(turn, &fields)?;
-        self.acknowledged(false);
         self.due.empty_probe = false;
         Ok(())
     }
@@ -356,9 +359,6 @@ impl Connection {
     // ----- new data -----
 
     fn transmit_new(&mut self, turn: &mut Turn<'_>, source: &mut impl Source) -> Result<(), Stopped> {
-        if self.timers.at(Timer::Hold).is_some() {
-            return self.probe_with_old(turn);
-        }
         let (before, frames) = (self.tx.nxt(), turn.sent.frames);
         let end = self.send_new(turn, source);
         // The postponed acknowledgment restarts the timers.
@@ -470,8 +470,9 @@ impl Connection {
     }
 
     /// The window is too small for the data to send, and nothing is in flight whose ACK could open it: sends a window
-    /// probe when the persist timer has fired, and restarts the timer (RFC 9293 section 3.8.6.1: first after one
-    /// time-out, then with exponential back-off).
+    /// probe when the persist timer has fired, and restarts the timer. A closed window is probed after one time-out, then
+    /// with exponential back-off (RFC 9293 section 3.8.6.1). A small one is used after [`OVERRIDE`] (section 3.8.6.2.1),
+    /// with back-off only where no FPDU fits it.
     fn persist(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if self.due.window_probe {
             // It stays due if it cannot be sent now.
@@ -481,7 +482,9 @@ impl Connection {
             self.due.window_probe = false;
             self.tx.waiting_since.get_or_insert(turn.now);
         }
-        let wait = self.tx.rtt.base_rto().saturating_mul(1 << self.window_probes.min(16));
+        let first = self.tx.rtt.base_rto();
+        let first = if self.tx.usable() > 0 { first.clamp(OVERRIDE.0, OVERRIDE.1) } else { first };
+        let wait = first.saturating_mul(1 << self.window_probes.min(16));
         let at = turn.now + wait.min(self.config.rto_max);
         self.timers.arm_if_idle(Timer::Persist, self.tx.bound_by_user_timeout(turn.now, at));
         Ok(())

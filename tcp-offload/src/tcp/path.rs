@@ -44,6 +44,11 @@ impl Connection {
         usize::from(self.path.mtu).saturating_sub(self.fixed_headers())
     }
 
+    /// Whether the peer's MSS and the first hop carry segments of [`LEAST_EMSS`] bytes. Otherwise nothing would arrive.
+    pub(crate) fn carries_segments(&self) -> bool {
+        self.snd_mss.min(self.own_mss()) >= LEAST_EMSS + self.option_bytes()
+    }
+
     /// Recomputes the EMSS: the smaller of the peer's MSS and the path's, less the options of a data segment, and no
     /// more than the peer's window allows.
     pub(super) fn resize(&mut self) {

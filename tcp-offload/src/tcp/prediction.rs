@@ -102,6 +102,7 @@ impl Connection {
             }
             self.act_on_probe_outcome(now);
             acked = Some(ack.number);
+            self.window_probes = 0;
             self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
             self.stop_window_probes();
         }

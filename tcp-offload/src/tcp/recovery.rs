@@ -1,4 +1,4 @@
-//! The state of loss recovery: its phase, proportional rate reduction (RFC 6937), and the values to restore when it was
+//! The state of loss recovery: its phase, proportional rate reduction (RFC 9937), and the values to restore when it was
 //! spurious.
 
 use crate::{seq::StreamOffset, time::Instant};
@@ -36,7 +36,8 @@ pub(super) enum Frto {
     Sent,
 }
 
-/// Proportional rate reduction with the slow start reduction bound (RFC 6937 section 3).
+/// Proportional rate reduction of RFC 9937, which obsoletes RFC 6937: below `ssthresh`, the conservative reduction bound, and the
+/// slow start reduction bound only for an ACK that advances `SND.UNA` without a sign of another loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prr {
     delivered: u64,
@@ -49,18 +50,20 @@ impl Prr {
         Self { delivered: 0, out: 0, recover_fs: flight.max(1) }
     }
 
-    /// The window after an ACK that delivered `newly` bytes, with `pipe` bytes in the network.
-    pub(super) fn window(&mut self, newly: u64, pipe: u64, ssthresh: u64, smss: u64) -> u64 {
+    /// The window after an ACK that delivered `newly` bytes, with `pipe` bytes in the network. `safe`: it has advanced `SND.UNA`
+    /// and shown no loss (`SafeACK`).
+    pub(super) fn window(&mut self, newly: u64, pipe: u64, ssthresh: u64, smss: u64, safe: bool) -> u64 {
         self.delivered += newly;
         let count = if pipe > ssthresh {
             (self.delivered.saturating_mul(ssthresh)).div_ceil(self.recover_fs).saturating_sub(self.out)
         } else {
-            let limit = self.delivered.saturating_sub(self.out).max(newly) + smss;
+            let limit = self.delivered.saturating_sub(self.out).max(newly) + if safe { smss } else { 0 };
             (ssthresh - pipe).min(limit)
         };
         // The first retransmission is always allowed: it repairs the loss that started the recovery.
         let least = if self.out == 0 { smss } else { 0 };
-        pipe + count.max(least)
+        // Never zero: when all is lost and nothing was delivered, the next segment still goes out.
+        (pipe + count.max(least)).max(smss)
     }
 
     /// Counts bytes sent, new or retransmitted.
@@ -117,7 +120,7 @@ mod tests {
             if ack > 3 {
                 pipe -= MSS;
             }
-            let window = prr.window(MSS, pipe, 10 * MSS, MSS);
+            let window = prr.window(MSS, pipe, 10 * MSS, MSS, false);
             while pipe + MSS <= window {
                 pipe += MSS;
                 prr.sent(MSS);
@@ -128,14 +131,13 @@ mod tests {
         assert!((8..=9).contains(&sent), "{sent}");
     }
 
-    /// Second example: 15 of 20 lost; the window rises by one segment an ACK from what was delivered.
-    #[test]
-    fn rfc6937_s3_1_many_losses_slow_start_back() {
+    /// Segments sent for each of three ACKs after 15 of 20 segments were lost.
+    fn sent_after_many_losses(safe: bool) -> Vec<u64> {
         let mut prr = Prr::begin(20 * MSS);
         let mut pipe = 4 * MSS;
         let mut sent = Vec::new();
         for _ in 17..=19 {
-            let window = prr.window(MSS, pipe, 10 * MSS, MSS);
+            let window = prr.window(MSS, pipe, 10 * MSS, MSS, safe);
             let before = pipe;
             while pipe + MSS <= window {
                 pipe += MSS;
@@ -144,12 +146,24 @@ mod tests {
             sent.push((pipe - before) / MSS);
             pipe -= MSS;
         }
-        assert_eq!(sent, [2, 2, 2]);
+        sent
+    }
+
+    /// Second example of RFC 6937: the window rises by one segment an ACK from what was delivered.
+    #[test]
+    fn rfc6937_s3_1_many_losses_slow_start_back() {
+        assert_eq!(sent_after_many_losses(true), [2, 2, 2]);
+    }
+
+    /// Linux's `prr-ss-ack-below-snd_una-cubic.pkt`.
+    #[test]
+    fn rfc9937_s6_2_an_ack_that_advances_nothing_lets_as_much_be_sent_as_was_delivered() {
+        assert_eq!(sent_after_many_losses(false), [1, 1, 1]);
     }
 
     #[test]
     fn the_first_retransmission_is_always_allowed() {
         let mut prr = Prr::begin(100 * MSS);
-        assert!(prr.window(1, 90 * MSS, 50 * MSS, MSS) >= 91 * MSS);
+        assert!(prr.window(1, 90 * MSS, 50 * MSS, MSS, false) >= 91 * MSS);
     }
 }

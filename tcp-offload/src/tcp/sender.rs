@@ -5,7 +5,7 @@ mod acks;
 
 use std::time::Duration;
 
-pub(super) use self::acks::{Ack, Reduced};
+pub(super) use self::acks::Ack;
 
 use super::{
     TcpConfig,
@@ -81,7 +81,7 @@ pub(super) struct Sender {
     pub user_timeout_ns: u64,
     last_sent: Instant,
     idle_since: Option<Instant>,
-    /// No second reduction for ECN before this offset is acknowledged (RFC 3168 section 6.1.2).
+    /// No second reduction for ECN before more than this offset is acknowledged (RFC 3168 section 6.1.2).
     marked_to: StreamOffset,
     /// When the reordering window of the last transmission that may be lost ends.
     reorder_at: Option<Instant>,
@@ -208,10 +208,13 @@ impl Sender {
         }
     }
 
-    /// Starts with a window of one segment, because the SYN was retransmitted (RFC 5681 section 3.1).
-    pub(super) fn syn_was_lost(&mut self) {
+    /// Our SYN or SYN-ACK was sent `sent` times. After more than one loss the window starts with one segment (RFC 5681
+    /// section 3.1); a single one is as often a late answer as a loss, and leaves the initial window, as in Linux.
+    pub(super) fn syn_was_lost(&mut self, sent: u32) {
         self.rtt.syn_timed_out();
-        self.window.cwnd = self.window.smss;
+        if sent > 2 {
+            self.window.cwnd = self.window.smss;
+        }
     }
 
     /// Bytes believed to be in the network.
@@ -247,6 +250,7 @@ impl Sender {
         }
         if !again {
             self.reduce(self.flight(), Congestion::Timeout);
+            self.marked_to = self.nxt;
         }
         self.window.cwnd = self.window.smss;
         let deadline = self.rack.rtt() + self.reo_wnd();
@@ -435,12 +439,11 @@ impl Sender {
         true
     }
 
-    /// Reacts to congestion with `flight` bytes outstanding: reduces `ssthresh`, to at least two segments. Returns the
-    /// new window, at least one segment (RFC 5681 equation 4, RFC 9438 section 4.6).
-    fn reduce(&mut self, flight: u64, sign: Congestion) -> u64 {
+    /// Reacts to congestion with `flight` bytes outstanding: reduces `ssthresh`, to at least two segments (RFC 5681 equation
+    /// 4, RFC 9438 section 4.6).
+    fn reduce(&mut self, flight: u64, sign: Congestion) {
         let window = self.control.reduce(&self.window, flight, sign);
         self.window.ssthresh = window.max(2 * self.window.smss);
-        window.max(self.window.smss)
     }
 
     fn frto_sends_new(&self) -> bool {

@@ -55,7 +55,11 @@ impl Connection {
             },
             Timer::Probe => self.on_probe_timeout(now),
             Timer::Reorder => {
+                let recoveries = self.counters.recoveries;
                 self.tx.on_reorder_timer(now, &mut self.counters);
+                if self.counters.recoveries > recoveries {
+                    self.marks.set_cwr(true);
+                }
                 self.act_on_probe_outcome(now);
                 if let Some(at) = self.tx.reorder_at() {
                     self.timers.arm(Timer::Reorder, at);
@@ -66,8 +70,6 @@ impl Connection {
             Timer::DelayedAck => self.ack.expire(now - self.config.ack_hold / 2),
             Timer::Keepalive => self.on_keepalive(now),
             Timer::Wait => self.on_wait_timeout(),
-            // New data may be sent from now on.
-            Timer::Hold => {}
         }
     }
 
@@ -125,6 +127,8 @@ impl Connection {
         let (peer, rto) = (self.path.flow.remote, self.tx.rtt.rto());
         tracing::debug!(%peer, state = ?self.state(), ?rto, "retransmission time-out");
         self.tx.on_timeout(now, self.clock.is_none());
+        // The first new segment reports each reduction of the window, whatever its reason (RFC 3168 section 6.1.2).
+        self.marks.set_cwr(true);
         if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
             self.on_r1(now);
             self.full_stop(now, step);

@@ -19,12 +19,10 @@ pub(super) enum Timer {
     Keepalive,
     /// End of TIME-WAIT, FIN-WAIT-2, the connection attempt, or a close after the local end has stopped reading.
     Wait,
-    /// RFC 3168 section 6.1.2: new data waits because a congestion window of one segment was marked.
-    Hold,
 }
 
 /// All timers, in the order in which timers due at the same time are handled.
-pub(super) const KINDS: [Timer; 8] = [
+pub(super) const KINDS: [Timer; 7] = [
     Timer::Retransmit,
     Timer::Probe,
     Timer::Reorder,
@@ -32,7 +30,6 @@ pub(super) const KINDS: [Timer; 8] = [
     Timer::DelayedAck,
     Timer::Keepalive,
     Timer::Wait,
-    Timer::Hold,
 ];
 
 /// The shortest run of a timer: one tick of the timestamp clock. A handler that armed a timer at or before `now` would

@@ -145,7 +145,7 @@ fn sim_loss_duplication_reordering_without_markers() {
 fn rfc5044_s4_3_markers_across_the_wrap_of_sequence_numbers() {
     let flow = path("10.1.0.1:40000", "10.1.0.2:18515", 1500).flow;
     let wraps = |seed: &u64| {
-        IsnKey::new(&Secret::from_number(*seed)).isn(Instant::ZERO, &flow).value() > u32::MAX - 200_000
+        IsnKey::new(&Secret::from_number(*seed)).isn(Instant::ZERO, &flow).seq.value() > u32::MAX - 200_000
     };
     for seed in (1..).filter(wraps).take(2) {
         let scenario = Scenario { name: "wrap", faults: lossy(), ..Default::default() };

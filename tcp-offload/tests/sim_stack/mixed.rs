@@ -87,6 +87,7 @@ impl Dice {
             rate_bytes: self.often().then_some(rate.into()),
             queue_frames: self.size(8..=1000) as usize,
             mark_frames: self.size(2..=1000) as usize,
+            mark: 0.0,
         }
     }
 
@@ -134,6 +135,9 @@ impl Dice {
 /// From this seed on, applications that poll are busy.
 const BUSY: u64 = 1 << 40;
 
+/// From this seed on, a share of the packets is marked Congestion Experienced at random.
+const MARKED: u64 = 1 << 41;
+
 /// Runs the scenario of a seed with frames of one chunk and an MTU of 1500; returns the trace's hash.
 fn mixed(seed: u64) -> u64 {
     scenario(seed, 1500, |config| config)
@@ -151,6 +155,11 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
     let v6 = dice.often();
     let mpa = dice.mpa();
     let mut faults = [dice.faults(v6), dice.faults(v6)];
+    if seed >= MARKED {
+        let shares = [0.02, 0.5, 1.0, 0.0];
+        faults[0].mark = shares[seed as usize % 4];
+        faults[1].mark = shares[seed as usize / 4 % 4];
+    }
     // A damaged partial checksum protects nothing, and a middlebox would complete it.
     let intact = faults.iter().all(|faults| faults.corrupt == 0.0 && faults.recut.is_none());
     let checksums = match seed & 8 {
@@ -225,6 +234,11 @@ fn sim_mixed_faults_on_chains_of_chunks() {
 fn sim_mixed_faults_with_busy_applications() {
     run_seeds(|seed| mixed(BUSY + seed));
     run_seeds(|seed| mixed_on_chains(BUSY + seed));
+}
+
+#[test]
+fn sim_mixed_faults_with_marks_at_random() {
+    run_seeds(|seed| mixed(MARKED + seed));
 }
 
 /// The following seeds failed once; each test is named after the defect that its seed found.

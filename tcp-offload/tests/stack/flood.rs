@@ -87,6 +87,21 @@ fn rfc6298_s2_1_syn_acks_are_retransmitted_after_1_2_and_4_seconds() {
     assert_eq!(lab.server.stack.tcp_counters().retransmits, 3);
 }
 
+/// No FPDU fits such segments, so the peer would be served nothing.
+#[test]
+fn rfc9293_s3_7_1_a_syn_with_an_mss_below_256_is_refused() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let small = Fields { options: Options { mss: Some(255), ..Options::default() }, ..syn(7) };
+    forged(&mut lab.stranger, 1, 1024, &small);
+    lab.pass(Duration::from_millis(1));
+    let counters = lab.server.stack.counters();
+    assert_eq!((lab.server.stack.half_open(), counters.small_segments, counters.resets_sent), (0, 1, 1));
+    let enough = Fields { options: Options { mss: Some(256), ..Options::default() }, ..syn(7) };
+    forged(&mut lab.stranger, 1, 1024, &enough);
+    lab.pass(Duration::from_millis(1));
+    assert_eq!(lab.server.stack.half_open(), 1);
+}
+
 #[test]
 fn rfc9293_s3_10_7_4_a_half_open_connection_applies_the_checks_of_an_open_one() {
     let mut lab = Lab::new(TcpConfig::default(), 8);

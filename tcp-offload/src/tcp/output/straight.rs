@@ -10,7 +10,6 @@ use crate::{
         recovery::RecoveryPhase,
         sender::After,
         stage::{Sending, Stage},
-        timers::Timer,
     },
     time::Instant,
     wire::{Ecn, Flags, PlainFields, Sum},
@@ -88,7 +87,6 @@ impl Connection {
             && self.marks.boundary().is_none()
             && self.tx.phase == RecoveryPhase::Open
             && !self.tx.wants_to_retransmit()
-            && self.timers.at(Timer::Hold).is_none()
             && !self.mtu.is_searching(now)
             && self.headers.is_plain()
     }

@@ -43,15 +43,6 @@ pub(in crate::tcp) struct Ack<'a> {
     pub marked: bool,
 }
 
-/// The outcome of an ECN-Echo.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::tcp) enum Reduced {
-    /// The window was reduced.
-    Window,
-    /// The window was one segment and cannot be reduced.
-    BelowOneSegment,
-}
-
 /// The segments that an ACK newly reports as delivered.
 #[derive(Debug, Default)]
 struct Delivery {
@@ -106,10 +97,10 @@ impl Sender {
         self.detect_spurious(clock, counters, ack, first);
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
-        self.handle_losses(ack.now, counters);
+        let lost = self.handle_losses(ack.now, counters);
         let held = repaired || ack.marked && self.phase == RecoveryPhase::Open;
         if !held {
-            self.grow(ack, advanced.then(|| ack.number - una), &delivery);
+            self.grow(ack, advanced.then(|| ack.number - una), &delivery, lost);
         }
         if advanced {
             self.waiting_since = Some(ack.now).filter(|_| !self.queue.is_empty());
@@ -419,19 +410,21 @@ impl Sender {
     }
 
     /// Detects losses and enters recovery for the first one, unless a path MTU probe alone is lost (RFC 4821 section
-    /// 4).
-    fn handle_losses(&mut self, now: Instant, counters: &mut TcpCounters) {
+    /// 4). Returns whether segments are newly lost.
+    fn handle_losses(&mut self, now: Instant, counters: &mut TcpCounters) -> bool {
         if !self.detect_losses(now) {
-            return;
+            return false;
         }
         let open = self.phase == RecoveryPhase::Open;
         if open && self.queue.only_lost().is_some_and(|end| self.prober.is(end)) {
-            return self.prober.lost_alone(self.nxt, false);
+            self.prober.lost_alone(self.nxt, false);
+            return true;
         }
         self.prober.inconclusive();
         if open {
             self.enter_recovery(counters);
         }
+        true
     }
 
     fn enter_recovery(&mut self, counters: &mut TcpCounters) {
@@ -439,6 +432,8 @@ impl Sender {
         self.remember();
         let prr = Prr::begin(self.flight());
         self.reduce(self.flight_before, Congestion::Loss);
+        // Marks in this window are answered by the same reduction (RFC 3168 section 6.1.2).
+        self.marked_to = self.nxt;
         self.phase = RecoveryPhase::Recovery { high: self.nxt, prr };
         self.tlp.reset();
     }
@@ -459,28 +454,33 @@ impl Sender {
     }
 
     /// Reduces the window at once, outside of recovery: for ECN, or for a loss that a probe has repaired.
+    ///
+    /// A mark reduces the window, as in Linux, not the flight size: the flight of an application that sends little says nothing
+    /// about the path, and would leave one segment after the first mark. Two segments remain even if all are marked. One would
+    /// wait for a delayed ACK each round trip.
     fn reduce_once(&mut self, sign: Congestion) {
-        if self.phase == RecoveryPhase::Open {
-            let window = self.reduce(self.flight_before, sign);
-            let least = if sign == Congestion::Marked { window } else { self.window.ssthresh };
-            self.window.cwnd = self.window.cwnd.min(least);
+        if self.phase != RecoveryPhase::Open {
+            return;
         }
+        let marked = sign == Congestion::Marked;
+        self.reduce(if marked { self.window.cwnd } else { self.flight_before }, sign);
+        let least = if marked { 2 * self.window.smss } else { 0 };
+        self.window.cwnd = self.window.cwnd.min(self.window.ssthresh).max(least);
     }
 
-    /// Reacts to ECN-Echo, at most once per window (RFC 3168 section 6.1.2). Returns `None` if the window was not
-    /// reduced, and otherwise whether it already was one segment.
-    pub(in crate::tcp) fn on_ecn_echo(&mut self) -> Option<Reduced> {
-        if self.una < self.marked_to || self.phase != RecoveryPhase::Open {
-            return None;
+    /// Reacts to ECN-Echo, at most once per window (RFC 3168 section 6.1.2). Returns whether the window was reduced.
+    pub(in crate::tcp) fn on_ecn_echo(&mut self) -> bool {
+        // The ACK of `marked_to` itself was sent before CWR can have arrived.
+        if self.una <= self.marked_to || self.phase != RecoveryPhase::Open {
+            return false;
         }
         self.marked_to = self.nxt;
-        let least = self.window.cwnd <= self.window.smss;
         self.reduce_once(Congestion::Marked);
-        Some(if least { Reduced::BelowOneSegment } else { Reduced::Window })
+        true
     }
 
-    /// Grows the window, or in fast recovery sets it by PRR.
-    fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
+    /// Grows the window, or in fast recovery sets it by PRR. `lost` says whether the ACK has shown a loss.
+    fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery, lost: bool) {
         let limited = self.was_limited_up_to(ack.number);
         match self.phase {
             RecoveryPhase::Recovery { .. } => {
@@ -490,7 +490,7 @@ impl Sender {
                 let pipe = self.pipe();
                 let Window { ssthresh, smss, .. } = self.window;
                 if let RecoveryPhase::Recovery { prr, .. } = &mut self.phase {
-                    self.window.cwnd = prr.window(newly, pipe, ssthresh, smss);
+                    self.window.cwnd = prr.window(newly, pipe, ssthresh, smss, acked.is_some() && !lost);
                 }
             }
             RecoveryPhase::Open | RecoveryPhase::Loss { .. } => {

@@ -11,10 +11,10 @@ pub(super) use self::{
 
 use std::{cell::Cell, time::Duration};
 
-use super::{Filled, Source};
+use super::{Filled, Isn, Source};
 use crate::{
     link::{FrameWriter, QueueId},
-    seq::StreamOffset,
+    seq::{SeqNum, StreamOffset},
     time::Instant,
     wire::{Flow, Mac, Path, VlanTags},
 };
@@ -47,6 +47,11 @@ pub(super) fn ms(n: u64) -> Duration {
 
 pub(super) fn at_ms(n: u64) -> Instant {
     Instant::ZERO + ms(n)
+}
+
+/// First numbers that are not hashed.
+pub(crate) fn unhashed(isn: u32) -> Isn {
+    Isn { seq: SeqNum::new(isn), stamps: isn }
 }
 
 /// The byte at `offset` of every test stream.

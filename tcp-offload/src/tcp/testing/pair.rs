@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Stream, at_ms, path, pattern};
+use super::{Stream, at_ms, path, pattern, unhashed};
 use crate::{
     link::{Link, RxFrame, rx_pieces},
-    seq::{SeqNum, StreamOffset},
+    seq::StreamOffset,
     sim::{Faults, SimLink, Wire, WireConfig},
     tcp::{Connection, Info, State, TcpConfig},
     time::Instant,
@@ -28,7 +28,7 @@ pub(crate) struct End {
     pub refuse: bool,
     pub bad_frames: u64,
     here: bool,
-    isn: SeqNum,
+    isn: u32,
 }
 
 impl End {
@@ -57,8 +57,13 @@ impl End {
 
     fn segment(&mut self, now: Instant, segment: &Segment, frame: &RxFrame) {
         if self.conn.is_none() && segment.flags.is_plain_syn() {
-            self.conn =
-                Some(Connection::accept(now, &Arc::new(self.config), path(self.here), segment, self.isn));
+            self.conn = Some(Connection::accept(
+                now,
+                &Arc::new(self.config),
+                path(self.here),
+                segment,
+                unhashed(self.isn),
+            ));
             return;
         }
         let Some(conn) = &mut self.conn else { return };
@@ -161,7 +166,7 @@ impl Pair {
             bad_frames: 0,
             here,
             // Close to wrapping, so that the tests cover the wrap.
-            isn: SeqNum::new(if here { 0xffff_f000 } else { 0x7fff_ff00 }),
+            isn: if here { 0xffff_f000 } else { 0x7fff_ff00 },
         };
         let [ca, cb] = *configs;
         let [sa, sb] = sources;
@@ -178,7 +183,8 @@ impl Pair {
     /// Starts an active open at `end`.
     pub(crate) fn open(&mut self, end: usize) {
         let end = &mut self.ends[end];
-        end.conn = Some(Connection::connect(self.now, &Arc::new(end.config), path(end.here), end.isn));
+        end.conn =
+            Some(Connection::connect(self.now, &Arc::new(end.config), path(end.here), unhashed(end.isn)));
     }
 
     /// One turn at the current time. Returns whether anything moved.

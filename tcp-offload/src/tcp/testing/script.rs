@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Stream, at_ms, path, pattern};
+use super::{Stream, at_ms, path, pattern, unhashed};
 use crate::{
     link::{Link, rx_pieces},
     seq::SeqNum,
@@ -59,7 +59,7 @@ impl Script {
     /// An active open whose SYN has not been sent yet.
     pub(crate) fn connecting(config: TcpConfig, source: Stream) -> Self {
         let now = at_ms(100);
-        let conn = Connection::connect(now, &Arc::new(config), path(true), SeqNum::new(ISS));
+        let conn = Connection::connect(now, &Arc::new(config), path(true), unhashed(ISS));
         Self::new(conn, now, source, Self::wire())
     }
 
@@ -72,7 +72,7 @@ impl Script {
         send(&mut peer, &Headers::new(&path(false)), &syn, 0, 0);
         let mut link = link;
         let (segment, _) = receive(&mut link).pop().expect("the SYN");
-        let conn = Connection::accept(now, &Arc::new(config), path(true), &segment, SeqNum::new(ISS));
+        let conn = Connection::accept(now, &Arc::new(config), path(true), &segment, unhashed(ISS));
         Self::new(conn, now, Stream::new(0, 0, false), (wire, link, peer))
     }
 

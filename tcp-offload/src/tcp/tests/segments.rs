@@ -170,12 +170,14 @@ fn rfc7323_s5_3_older_timestamps_are_answered_and_dropped() {
 }
 
 #[test]
-fn rfc7323_s3_2_segments_without_the_negotiated_option_are_dropped() {
+fn rfc7323_s3_2_segments_without_the_negotiated_option_are_taken_and_probes_answered() {
     let mut script = stamped(Stream::new(0, 0, false));
     script.run();
     script.template.options = Options::default();
-    assert!(script.data(0, 10).is_empty());
-    assert_eq!(script.conn.contiguous(), 0);
+    script.data(0, 10);
+    assert_eq!(script.conn.contiguous(), 10);
+    let probe = Fields { seq: irs(9), ..plain(&script) };
+    assert_eq!(script.exchange(probe, 0).len(), 1, "a keepalive probe");
 }
 
 #[test]

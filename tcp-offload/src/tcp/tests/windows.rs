@@ -2,9 +2,10 @@
 
 use super::{bulk, idle, iss, plain, silent};
 use crate::{
+    sim::Faults,
     tcp::{
         TcpConfig,
-        testing::{Script, Stream, ms, offset},
+        testing::{Pair, Script, Stream, at_ms, ms, offset, us},
     },
     ulp::CloseReason,
     wire::{Fields, Flags, Options},
@@ -134,6 +135,47 @@ fn a_window_that_fits_only_smaller_segments_is_used_after_the_persist_timer() {
     script.run();
     let sent = script.wait(ms(201));
     assert_eq!(sent.iter().map(|(_, s)| s.payload_len).collect::<Vec<_>>(), [0], "a probe, not a part");
+}
+
+/// A peer whose window stays at half a segment gets such a part with each override time-out. Each acknowledgment ends the
+/// back-off; with it, the parts came each 7.5 s in the end.
+#[test]
+fn rfc9293_s3_8_6_2_1_a_window_that_stays_small_is_used_without_back_off() {
+    let mut script = closed_to(500, bulk(40));
+    assert!(script.run().is_empty());
+    for part in 0..12 {
+        let sent = script.wait(ms(1_000));
+        assert_eq!(sent.iter().map(|(_, s)| s.payload_len).collect::<Vec<_>>()[..1], [500], "part {part}");
+        assert!((100_000..=1_000_000).contains(&sent[0].0), "part {part} after {} us", sent[0].0);
+        assert!(script.exchange(acked(&script, 500 * (part + 1), 500), 0).is_empty());
+    }
+}
+
+/// Both ends have filled the other's window, and their applications read nothing for minutes. The window probe of one end once took
+/// the place of the ACK that it owed, which the other end never got.
+#[test]
+fn sim_a_window_probe_does_not_replace_the_acknowledgment_that_is_owed() {
+    const WINDOW: u32 = 20_000;
+    let faults = Faults { delay: us(50), ..Faults::default() };
+    let sources = [Stream::new(2_000_000, 0, false), Stream::new(2_000_000, 0, false)];
+    let mut pair = Pair::new(&[fixed(WINDOW); 2], &[faults; 2], sources, 3);
+    pair.open(0);
+    pair.run_until(at_ms(60_000), |p| {
+        for end in &mut p.ends {
+            if let Some(conn) = &mut end.conn {
+                conn.withheld((end.taken as usize).min(WINDOW as usize));
+            }
+        }
+        p.ends.iter().all(|e| e.taken >= 19_000)
+    });
+    let end = pair.now + ms(180_000);
+    pair.run_until(end + ms(60_000), |p| p.now >= end || p.ends.iter().any(|e| e.closed.is_some()));
+    assert_eq!(pair.ends.each_ref().map(|e| e.closed), [None; 2]);
+    for end in &mut pair.ends {
+        end.conn.as_mut().unwrap().withheld(0);
+    }
+    pair.run_until(end + ms(200_000), |p| p.ends.iter().all(|e| e.acked == e.source.total));
+    pair.tear_down();
 }
 
 #[test]
