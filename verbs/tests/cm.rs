@@ -258,7 +258,10 @@ fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
     let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
     thread::scope(|scope| {
         scope.spawn(|| {
-            listener.accept(LIMIT).unwrap().reject(b"not today").unwrap();
+            let request = listener.accept(LIMIT).unwrap();
+            assert!(request.reject(&[0; 70_000]).is_err(), "too long");
+            request.reject(b"not today").unwrap();
+            drop(request);
             // Dropping a request rejects it too.
             drop(listener.accept(LIMIT).unwrap());
             listener.accept(LIMIT).unwrap().accept(&sqp, AcceptOptions::default(), LIMIT).unwrap()
@@ -269,6 +272,30 @@ fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
         assert_eq!(qp.state(), QpState::Idle);
         ask().unwrap();
     });
+}
+
+/// By the end itself, not by its event, which is read once.
+#[test]
+fn a_connection_that_has_ended_says_so_each_time() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let asked = |connection: &xwarp_verbs::cm::Connection| {
+        [(); 3].map(|()| connection.wait_disconnected(Duration::from_millis(200)).unwrap())
+    };
+    assert_eq!(asked(&client.connection), [false; 3]);
+    server.connection.disconnect().unwrap();
+    assert!(client.connection.wait_disconnected(LIMIT).unwrap());
+    assert_eq!(asked(&client.connection), [true; 3]);
+
+    // The event was taken by a poll.
+    let [server, client] = connect(&pair, 2);
+    server.connection.disconnect().unwrap();
+    let end = Instant::now() + LIMIT;
+    while !matches!(client.connection.poll(), Some(EventKind::Disconnected)) {
+        assert!(Instant::now() < end, "no event");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(asked(&client.connection), [true; 3]);
 }
 
 /// A rejection without markers and without private data may be a refusal of markers (design section 5): the initiator

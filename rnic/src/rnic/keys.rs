@@ -374,7 +374,12 @@ impl KeyTable {
             return Err(ManagementError::Foreign);
         }
         let grant = entry.grant.as_ref().filter(|_| entry.kind != Kind::Window);
-        let whole = &grant.ok_or(ManagementError::Unknown)?.bytes;
+        let grant = grant.ok_or(ManagementError::Unknown)?;
+        // A window would open to peers again what an invalidation has closed.
+        if !grant.is_valid_for(true) {
+            return Err(ManagementError::Access);
+        }
+        let whole = &grant.bytes;
         let changes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let needs = if changes { Access::WINDOW_BIND | Access::LOCAL_WRITE } else { Access::WINDOW_BIND };
         if !whole.access.contains(needs) || !Access::REMOTE.contains(access) {

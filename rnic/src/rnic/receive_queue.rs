@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, RecvRequest, attributes::PostError, events::Events, receive_pool::ReceivePool, slots::Slots,
-    work::SgeList,
+    AsyncEvent, RecvRequest,
+    attributes::PostError,
+    events::Events,
+    receive_pool::ReceivePool,
+    slots::Slots,
+    work::{Sge, SgeList},
 };
 
 /// Number of messages, from the next one on, for which one queue pair may bind receives of a shared queue. It limits
@@ -49,6 +53,9 @@ impl Receive {
 fn check(request: &RecvRequest<'_>, max_sge: u32) -> Result<(), PostError> {
     if request.scatter.len() > max_sge as usize {
         return Err(PostError::TooManyPieces(max_sge));
+    }
+    if request.scatter.iter().any(Sge::is_too_long) {
+        return Err(PostError::MessageTooLong);
     }
     Ok(())
 }

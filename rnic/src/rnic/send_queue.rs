@@ -7,7 +7,7 @@ use xwarp_tcp::seq::StreamOffset;
 use super::{
     attributes::PostError,
     slots::Slots,
-    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest},
+    work::{Operation, Payload, SendFlags, Sge, SgeList, WcStatus, WorkRequest},
 };
 use crate::memory::Memory;
 
@@ -197,7 +197,9 @@ impl SendQueue {
     #[inline]
     fn check_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
         match (&request.operation, request.payload) {
-            (Operation::Send { .. } | Operation::Write { .. }, Payload::Piece(piece)) if self.max_sge > 0 => {
+            (Operation::Send { .. } | Operation::Write { .. }, Payload::Piece(piece))
+                if self.max_sge > 0 && !piece.is_too_long() =>
+            {
                 Ok(piece.len)
             }
             _ => self.check_other_payload(request),
@@ -207,6 +209,10 @@ impl SendQueue {
     #[inline(never)]
     fn check_other_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
         let (pieces, len) = match request.payload {
+            Payload::Piece(piece) if piece.is_too_long() => return Err(PostError::MessageTooLong),
+            Payload::Gather(list) if list.iter().any(Sge::is_too_long) => {
+                return Err(PostError::MessageTooLong);
+            }
             Payload::Piece(piece) => (1, u64::from(piece.len)),
             Payload::Gather(list) => (list.len(), list.iter().map(|s| u64::from(s.len)).sum()),
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {

@@ -58,6 +58,17 @@ pub struct Sge {
     pub len: u32,
 }
 
+impl Sge {
+    /// In place of a piece whose length does not fit [`Self::len`]. No post accepts it: [`PostError::MessageTooLong`](super::PostError::MessageTooLong).
+    pub const TOO_LONG: Self = Self { key: STag::new(0), offset: TaggedOffset::MAX, len: u32::MAX };
+
+    /// Whether this is [`Self::TOO_LONG`].
+    #[inline]
+    pub(super) fn is_too_long(&self) -> bool {
+        self.len == u32::MAX && *self == Self::TOO_LONG
+    }
+}
+
 /// A place in the peer's memory, advertised by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remote {

@@ -249,7 +249,8 @@ impl CompletionQueue {
     }
 
     /// Polls like [`poll`](Self::poll), for the owner of an [armed](Self::arm) queue: the completions that this call's turn
-    /// of the engine brings notify nobody, and the queue stays armed.
+    /// of the engine brings notify nobody, and the queue stays armed. Repeat it until it returns fewer than `max` before you
+    /// sleep: nobody is notified of those that are left.
     pub fn poll_armed(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
         let ring = &self.0.ring;
         ring.attend(true);
@@ -279,7 +280,7 @@ impl CompletionQueue {
             if let Some(completion) = self.poll_one() {
                 return Some(completion);
             }
-            if shared.failed() || shared.clock.now() >= end {
+            if shared.failed() || self.overflowed() || shared.clock.now() >= end {
                 return self.0.ring.pop();
             }
             std::hint::spin_loop();
@@ -319,26 +320,37 @@ impl CompletionQueue {
     }
 
     /// Sleeps until a completion arrives, at most for `limit`. The queue's channel must not be shared with other
-    /// queues; without a channel this polls like [`spin`](Self::spin).
+    /// queues; without a channel this polls like [`spin`](Self::spin). Fails when the queue has overflowed and is empty.
     pub fn wait(&self, limit: Duration) -> io::Result<Option<WorkCompletion>> {
         let shared = self.0.device.shared();
         let Some(channel) = &self.0.channel else {
             return match (self.spin(limit), shared.failure()) {
                 (None, Some(failure)) => Err(failure.clone().into()),
-                (found, _) => Ok(found),
+                (found, _) => self.unless_overflowed(found),
             };
         };
         let end = shared.clock.now() + limit;
         loop {
             self.arm(false);
-            if let Some(completion) = self.poll_one() {
+            if let Some(completion) = self.unless_overflowed(self.poll_one())? {
                 return Ok(Some(completion));
             }
             let left = end.since(shared.clock.now());
             if left.is_zero() || self.0.device.wait_for(self.0.only_engine(), channel, Some(left))?.is_none()
             {
-                return Ok(self.poll_one());
+                return self.unless_overflowed(self.poll_one());
             }
         }
+    }
+
+    /// `found`; nothing more will come to a queue that has overflowed.
+    pub(super) fn unless_overflowed(
+        &self,
+        found: Option<WorkCompletion>,
+    ) -> io::Result<Option<WorkCompletion>> {
+        if found.is_none() && self.overflowed() {
+            return Err(io::Error::other("the completion queue has overflowed"));
+        }
+        Ok(found)
     }
 }

@@ -15,7 +15,7 @@ impl Counters {
     pub(super) fn of_device(engines: &[Arc<SharedEngine>]) -> Self {
         let mut all = Vec::with_capacity(128);
         for engine in engines {
-            engine.look(|state| collect(state, &mut all));
+            let _ = engine.look(|state| collect(state, &mut all));
         }
         all.sort_unstable();
         all.dedup_by(|(name, value), (first, sum)| {

@@ -189,7 +189,7 @@ impl DeviceInner {
         let first = self.engines.first();
         let end = first.clock.now() + limit;
         let closed = |engine: &Arc<SharedEngine>| {
-            engine.look(|state| state.engine.stack().unfinished_connections() == 0)
+            engine.look(|state| state.engine.stack().unfinished_connections() == 0).unwrap_or(true)
         };
         while !first.failed() {
             self.engines.all().iter().for_each(|engine| engine.progress());
@@ -229,7 +229,7 @@ impl Seat {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.shared().look(|state| state.link.attributes().name);
+        let name = self.shared().interface().name;
         f.debug_tuple("Device").field(&name).finish()
     }
 }
@@ -326,7 +326,7 @@ impl Device {
         DeviceAttributes {
             interface: engines::attributes(self.engines().all(), self.shared()),
             engines: self.engines().all().len() as u16,
-            limits: self.shared().look(|state| state.engine.rnic().limits().clone()),
+            limits: self.shared().limits.clone(),
             progress: self.0.progress,
         }
     }

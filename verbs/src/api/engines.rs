@@ -159,6 +159,6 @@ impl SharedEngine {
 
 /// The attributes of the interface whose parts `engines` have; `first` is the first of them.
 pub(super) fn attributes(engines: &[Arc<SharedEngine>], first: &SharedEngine) -> InterfaceAttributes {
-    let queues = engines.iter().map(|engine| engine.look(|state| state.link.attributes().queues)).sum();
-    InterfaceAttributes { queues, ..first.look(|state| state.link.attributes()) }
+    let queues = engines.iter().map(|engine| engine.interface().queues).sum();
+    InterfaceAttributes { queues, ..first.interface() }
 }

@@ -321,9 +321,9 @@ impl Write for Pieces {
 
 /// A line for each queue pair of an engine.
 fn describe_qps(out: &mut String, engine: &SharedEngine) {
-    let qps = engine.look(|state| state.engine.rnic().qps());
+    let qps = engine.look(|state| state.engine.rnic().qps()).unwrap_or_default();
     for part in qps.chunks(QPS_PER_LOCK) {
-        engine.look(|state| {
+        let _ = engine.look(|state| {
             for &id in part {
                 // It may have been destroyed, or moved to another engine, meanwhile.
                 if let Ok(qp) = state.engine.rnic().query_qp(id) {

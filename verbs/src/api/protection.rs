@@ -161,9 +161,11 @@ impl MemoryRegion {
         &self.memory
     }
 
-    /// The piece of `len` bytes at `offset`, for a work request. Bounds are checked when the piece is used.
+    /// The piece of `len` bytes at `offset`, for a work request. Bounds are checked when the piece is used. A length above
+    /// 2^32 - 1 gives [`Sge::TOO_LONG`], which no post accepts ([`PostError::MessageTooLong`](crate::PostError::MessageTooLong)).
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
-        Sge { key: self.key, offset: self.at(offset), len: u32::try_from(len).unwrap_or(u32::MAX) }
+        let of_len = |len| Sge { key: self.key, offset: self.at(offset), len };
+        u32::try_from(len).map_or(Sge::TOO_LONG, of_len)
     }
 
     /// The place at `offset`, to be advertised to a peer.
@@ -274,7 +276,7 @@ mod tests {
         for (qp, engine) in qps.iter().zip(device.engines().all()) {
             assert!(engine.failed());
             assert_eq!(qp.reset(), Err(ResourceError::DeviceFailed));
-            assert!(!engine.look(|state| state.link.attributes().up), "its part of the interface is closed");
+            assert!(!engine.interface().up, "its part of the interface is closed");
         }
         let fatal = std::iter::from_fn(|| events.poll()).filter(|event| *event == AsyncEvent::DeviceFatal);
         assert_eq!(fatal.count(), 1);

@@ -271,7 +271,11 @@ impl QueuePair {
 
     /// The current state and attributes.
     pub fn query(&self) -> Result<QpInfo, ResourceError> {
-        self.at_engine(|engine| engine.look(|state| state.engine.rnic().query_qp(self.id)))
+        self.at_engine(|engine| {
+            engine
+                .look(|state| state.engine.rnic().query_qp(self.id))
+                .unwrap_or(Err(ResourceError::DeviceFailed))
+        })
     }
 
     /// The current state.
@@ -282,13 +286,15 @@ impl QueuePair {
     /// TCP statistics of the queue pair's connection: round-trip time, congestion window, windows, retransmissions.
     /// `None` without a connection.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
-        let info = self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)));
+        let info =
+            self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)).flatten());
         info.map(|(tcp, _)| tcp)
     }
 
     /// TCP's and MPA's counters of the queue pair's connection, since it began. Empty without a connection.
     pub fn counters(&self) -> Counters {
-        let info = self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)));
+        let info =
+            self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)).flatten());
         info.map(|(tcp, mpa)| Counters::of_connection(&tcp, &mpa)).unwrap_or_default()
     }
 

@@ -15,7 +15,7 @@ use std::{
 
 use xwarp_rnic::{
     engine::Engine,
-    rnic::{AsyncEvent, QpId, Registry, Rnic, WorkRequest},
+    rnic::{AsyncEvent, Limits, QpId, Registry, Rnic, WorkRequest},
 };
 use xwarp_tcp::{
     link::{Kick, Kicked},
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     fork::ForkMark,
-    interface::{Interface, InterfaceChange, Resolver},
+    interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver},
     local::Local,
     system::{Clock, Doorbell, lock},
     ticks::TickClock,
@@ -147,6 +147,10 @@ pub(crate) struct SharedEngine {
     /// Set when an engine of the device panicked, or in a child process: this one does not run any more.
     pub(super) failure: OnceLock<DeviceFailed>,
     pub(super) fork: ForkMark,
+    /// The attributes of the interface when the device was opened.
+    opened: InterfaceAttributes,
+    /// The engine's limits, which never change.
+    pub(super) limits: Limits,
     /// The reason why the interface no longer carries frames, if so.
     interface_gone: OnceLock<String>,
 }
@@ -209,6 +213,8 @@ impl SharedEngine {
         let (kicker, clock) = (link.kicker(), TickClock::new(common.clock));
         Ok(Self {
             number: engine.rnic().number(),
+            opened: link.attributes(),
+            limits: engine.rnic().limits().clone(),
             registry: Arc::clone(&common.registry),
             clock: common.clock,
             common,
@@ -239,9 +245,16 @@ impl SharedEngine {
         lock(&self.state)
     }
 
-    /// Calls `f` with the state for reading, even after the device has failed.
-    pub(crate) fn look<R>(&self, f: impl FnOnce(&State) -> R) -> R {
-        f(&self.lock())
+    /// Calls `f` with the state for reading, even after the device has failed. `None` in a child process (`fork`): a thread that
+    /// does not exist there may hold the lock, for ever.
+    pub(crate) fn look<R>(&self, f: impl FnOnce(&State) -> R) -> Option<R> {
+        if self.inherited() { None } else { Some(f(&self.lock())) }
+    }
+
+    /// The interface's attributes; in a child process those with which it was opened, and that it is down.
+    pub(crate) fn interface(&self) -> InterfaceAttributes {
+        let closed = || InterfaceAttributes { up: false, ..self.opened.clone() };
+        self.look(|state| state.link.attributes()).unwrap_or_else(closed)
     }
 
     /// Runs a verb and transmits the work that it made ready. If the device has failed or fails now, the verb returns

@@ -120,8 +120,8 @@ impl AsyncCompletionQueue {
             if let Some(failure) = self.cq.0.device.failure() {
                 return Err(failure.into());
             }
-            if self.cq.overflowed() {
-                return Err(io::Error::other("the completion queue has overflowed"));
+            if let Some(completion) = self.cq.unless_overflowed(None)? {
+                return Ok(completion);
             }
             self.readiness.wait().await?;
             while self.channel.poll().is_some() {}

@@ -71,7 +71,8 @@ impl Drop for OwnedKey {
 }
 
 /// A memory window (type 2 of the verbs): a key that grants the peer of one queue pair access to part of a region, from
-/// the request that binds the window until its invalidation. Dropping the window invalidates it immediately.
+/// the request that binds the window until its invalidation. Dropping the window invalidates it immediately; a binding that
+/// is still queued then fails with [`WcStatus::MemoryManagement`](crate::WcStatus::MemoryManagement), and the queue pair with it.
 #[derive(Debug)]
 pub struct MemoryWindow(OwnedKey);
 

@@ -343,6 +343,17 @@ fn a_region_with_windows_cannot_be_invalidated() {
     assert_eq!(pair.b.outcomes(), [(1, SUCCESS), (2, WcStatus::MemoryManagement)]);
 }
 
+/// An invalidated region stays usable for its owner, but a window would give peers again what the invalidation took.
+#[test]
+fn a_window_cannot_be_bound_to_a_region_that_was_invalidated() {
+    let mut pair = Pair::new();
+    let (region, _) = pair.b.region(100, 0, ALL);
+    pair.b.post(1, Operation::LocalInvalidate { key: region }, &[]);
+    let window = pair.b.window();
+    pair.b.bind(2, window, part(region, 0, 10, Access::REMOTE_WRITE));
+    assert_eq!(pair.b.outcomes(), [(1, SUCCESS), (2, WcStatus::MemoryManagement)]);
+}
+
 #[test]
 fn a_window_cannot_be_used_as_local_memory() {
     let mut pair = Pair::new();

@@ -4,6 +4,7 @@
 use std::{
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -28,6 +29,8 @@ pub struct Connection {
     ird: u16,
     ord: u16,
     peer_depths: PeerDepths,
+    /// An event has reported the end.
+    ended: AtomicBool,
 }
 
 impl Connection {
@@ -74,20 +77,25 @@ impl Connection {
     /// The next event of the connection, without blocking: [`EventKind::Disconnected`], then [`EventKind::Closed`];
     /// before them possibly [`EventKind::MacChanged`].
     pub fn poll(&self) -> Option<EventKind> {
-        self.channel.poll().map(|event| event.kind)
+        let kind = self.channel.poll()?.kind;
+        if matches!(kind, EventKind::Disconnected | EventKind::Closed(_) | EventKind::DeviceFailed) {
+            self.ended.store(true, Ordering::Release);
+        }
+        Some(kind)
     }
 
-    /// Whether the peer closed the connection or it was lost, by the waiting events, which this call consumes.
+    /// Whether the peer closed the connection or it was lost, by the events so far. Consumes the waiting ones until one says so.
     pub(in crate::api) fn poll_disconnected(&self) -> Option<()> {
-        while let Some(kind) = self.poll() {
-            if matches!(kind, EventKind::Disconnected | EventKind::Closed(_) | EventKind::DeviceFailed) {
+        loop {
+            if self.ended.load(Ordering::Acquire) {
                 return Some(());
             }
+            self.poll()?;
         }
-        None
     }
 
-    /// Waits until the connection has ended, at most for `limit`; returns whether it has.
+    /// Waits until the connection has ended, at most for `limit`; returns whether it has. Once it has, each further call says so,
+    /// and so does one after [`poll`](Self::poll) has returned the event.
     pub fn wait_disconnected(&self, limit: Duration) -> Result<bool, ConnectionError> {
         match wait_for(self.id.device(), self, limit, || self.poll_disconnected().map(Ok)) {
             // A device that has failed has no connections.
@@ -136,7 +144,8 @@ impl<'qp> Connecting<'qp> {
                 Ok(Some(negotiated)) => {
                     let Negotiated { private_data, ird, ord, peer: peer_depths } = negotiated;
                     let (id, channel) = (self.id.take()?, self.channel.clone());
-                    return Some(Ok(Connection { id, channel, private_data, ird, ord, peer_depths }));
+                    let ended = AtomicBool::new(false);
+                    return Some(Ok(Connection { id, channel, private_data, ird, ord, peer_depths, ended }));
                 }
                 Err(error) => {
                     self.id = None;
@@ -316,8 +325,9 @@ impl ConnectionRequest {
         Ok(Connecting { id: Some(id), channel, device, initiator: None })
     }
 
-    /// Rejects the request, with private data for the initiator's application.
-    pub fn reject(self, private_data: &[u8]) -> Result<(), CmError> {
+    /// Rejects the request, with private data for the initiator's application. If that is too long, the request waits on, to be
+    /// rejected with less.
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
         self.request.id.reject(private_data)
     }
 }

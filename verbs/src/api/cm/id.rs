@@ -10,7 +10,7 @@ use std::{
 use xwarp_rnic::{engine::ConnectParams, rnic::StreamId};
 use xwarp_tcp::{
     framing::{AcceptParams, FramingConfig},
-    tcp::{Info as TcpInfo, Tuning},
+    tcp::{Info as TcpInfo, TcpConfig, Tuning},
     time::Instant,
 };
 
@@ -121,7 +121,7 @@ impl CmId {
     }
 
     fn entry<R>(&self, f: impl FnOnce(&Identifier) -> Option<R>) -> Option<R> {
-        self.home().look(|state| state.cm.entries.get(&self.key).and_then(|entry| f(entry)))
+        self.home().look(|state| state.cm.entries.get(&self.key).and_then(|entry| f(entry))).flatten()
     }
 
     /// Runs `f` on this identifier's entry if `fits` accepts its state.
@@ -146,7 +146,7 @@ impl CmId {
 
     fn reserve(&self, address: SocketAddr) -> Result<Arc<PortReservation>, CmError> {
         let shared = self.home();
-        let ports = shared.look(|state| Arc::clone(&state.cm.ports));
+        let ports = shared.look(|state| Arc::clone(&state.cm.ports)).ok_or(CmError::DeviceFailed)?;
         ports.reserve(&*shared.resolver, address).map_err(|source| CmError::Bind { address, source })
     }
 
@@ -320,7 +320,7 @@ impl CmId {
         let port = self.reserve_arriving(source, peer)?;
         let shared = self.home();
         let now = shared.clock.now();
-        let further = shared.look(|state| state.engine.further_attempts(now, peer.ip(), framing));
+        let further = shared.look(|state| state.engine.further_attempts(now, peer, framing)).unwrap_or(0);
         let fallbacks =
             (0..further).map(|_| self.reserve_arriving(source, peer)).collect::<Result<_, _>>()?;
         Ok(Some(LocalPorts { port, fallbacks }))
@@ -449,15 +449,16 @@ impl CmId {
             let qp = state.cm.queue_pair(self.key)?;
             state.engine.connection_info(qp)
         });
-        info.map(|(tcp, _)| tcp)
+        info.flatten().map(|(tcp, _)| tcp)
     }
 
     /// TCP's settings for this identifier's connection: those that were made here, else the device's.
     pub fn tuning(&self) -> Tuning {
-        self.home().look(|state| {
+        let tuning = self.home().look(|state| {
             let entry = state.cm.entries.get(&self.key);
             entry.and_then(|entry| entry.tuning).unwrap_or_else(|| state.engine.tuning_defaults())
-        })
+        });
+        tuning.unwrap_or_else(|| TcpConfig::default().tuning())
     }
 
     /// Changes them (`rdma_set_option`): user timeout, keepalive, codepoint, hop limit and answer delay. They apply to an existing

@@ -629,7 +629,10 @@ mod tests {
     /// Sizes of the tables: identifiers, requests, events and names of events.
     fn sizes(device: &Device, channel: &EventChannel) -> [usize; 4] {
         let [events, names] = channel.0.sizes();
-        device.shared().look(|state| [state.cm.entries.len(), state.cm.by_request.len(), events, names])
+        device
+            .shared()
+            .look(|state| [state.cm.entries.len(), state.cm.by_request.len(), events, names])
+            .unwrap()
     }
 
     /// A listener whose requests are made by [`dispatch`].
