@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, path::PathBuf, sync::OnceLock};
 
-use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision, Rtr};
+use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision};
 
 use crate::abi::device::{TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED};
 
@@ -103,14 +103,11 @@ impl Config {
         };
         let capture = if is_first { self.capture.clone() } else { self.capture.as_ref().map(beside) };
         // Programs of C may send first at either end: the initiator's ready-to-receive message lets the responder do so.
-        // Revision 1 does not have that mode.
-        let peer_to_peer = if self.is_peer_to_peer && self.revision != RequestRevision::One {
-            vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read]
-        } else {
-            Vec::new()
-        };
         let Self { markers, crc, revision, .. } = *self;
-        let mpa = MpaConfig { markers, crc, revision, peer_to_peer, ..MpaConfig::default() };
+        let mpa = MpaConfig { markers, crc, revision, ..MpaConfig::default() };
+        // Revision 1 does not have that mode.
+        let asks = self.is_peer_to_peer && revision != RequestRevision::One;
+        let mpa = if asks { mpa.either_speaks_first() } else { mpa };
         DeviceOptions {
             engines: self.engines,
             progress: self.progress,

@@ -274,6 +274,17 @@ fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
     });
 }
 
+/// RFC 5044 section 7.1.2 lets the acceptor send only after the initiator's first message, which devices send themselves.
+#[test]
+fn either_end_may_speak_first() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    client.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    server.qp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+    assert_eq!(client.cq.spin(LIMIT).unwrap().check().unwrap().wr_id, 1);
+    assert_eq!(server.cq.spin(LIMIT).unwrap().check().unwrap().wr_id, 2);
+}
+
 /// By the end itself, not by its event, which is read once.
 #[test]
 fn a_connection_that_has_ended_says_so_each_time() {

@@ -1,6 +1,9 @@
 //! The connection manager's verbs, and the initiator's further attempts when the peer refuses a part of MPA.
 
-use std::{collections::VecDeque, net::IpAddr};
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+};
 
 use xwarp_tcp::{
     framing::{AcceptParams, FramingConfig, FramingCounters},
@@ -72,7 +75,7 @@ impl Engine {
     ) -> Result<(), CmError> {
         let ConnectParams { ird, ord, private_data, framing, fallbacks } = params;
         self.rnic.check_connect(qp, ird, ord)?;
-        let framing = self.adapted(now, path.flow.remote_ip(), framing.as_ref());
+        let framing = self.adapted(now, path.flow.remote, framing.as_ref());
         let params = stack::ConnectParams { ird, ord, private_data };
         let conn = self.stack.connect(now, link, path, framing.clone(), params.clone())?;
         let attempt = Attempt { path, fallbacks, framing, params, tuning: None, lacks: Lacks::default() };
@@ -82,14 +85,14 @@ impl Engine {
 
     /// The settings `framing` (`None`: the engine's) for connecting to `peer`, without the parts that the peer is known
     /// to lack.
-    fn adapted(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> FramingConfig {
+    fn adapted(&self, now: Instant, peer: SocketAddr, framing: Option<&FramingConfig>) -> FramingConfig {
         self.peers.lacks(now, peer).adapt(framing.unwrap_or(&self.framing).clone())
     }
 
     /// Largest number of attempts after the first one of a connection to `peer` with `framing` (`None`: the engine's):
     /// with MPA one without markers, and one with revision 1, unless the peer is known to need it. None after streaming
     /// data, and none with RDMA/TCP: a connector never falls back to another framing.
-    pub fn further_attempts(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> usize {
+    pub fn further_attempts(&self, now: Instant, peer: SocketAddr, framing: Option<&FramingConfig>) -> usize {
         match self.adapted(now, peer, framing) {
             FramingConfig::Mpa(mpa) if mpa.streaming.is_none() => {
                 usize::from(mpa.markers == Markers::Prefer) + usize::from(mpa.falls_back_to_revision_one())

@@ -1,13 +1,14 @@
-//! Parts of MPA that peers lack: an initiator caches the parts that a peer did not support, so that the next connection
-//! to this peer needs no repeated attempts.
+//! Parts of MPA that peers lack: an initiator caches the parts that a service did not support, so that the next connection
+//! to it needs no repeated attempts. A service is an address and a port: what one program of a host says must not decide how the
+//! others are connected to.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use xwarp_tcp::time::{Duration, Instant};
 
 use crate::rnic::Lacks;
 
-/// Capacity of the cache, in peers.
+/// Capacity of the cache, in services.
 const MOST_PEERS: usize = 4096;
 
 /// Lifetime of an entry. Afterwards the missing parts are requested again, since the peer may have been replaced, or a
@@ -17,7 +18,7 @@ const LIFETIME: Duration = Duration::from_secs(600);
 /// The cache of peers with missing parts.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    entries: BTreeMap<IpAddr, Known>,
+    entries: BTreeMap<SocketAddr, Known>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -28,12 +29,12 @@ struct Known {
 
 impl Peers {
     /// The parts of MPA that `peer` is known to lack.
-    pub(super) fn lacks(&self, now: Instant, peer: IpAddr) -> Lacks {
+    pub(super) fn lacks(&self, now: Instant, peer: SocketAddr) -> Lacks {
         self.entries.get(&peer).filter(|known| known.until > now).map_or_else(Lacks::default, |k| k.lacks)
     }
 
     /// Adds the parts that `peer` lacks. When the table is full, the entry that expires first is evicted.
-    pub(super) fn remember(&mut self, now: Instant, peer: IpAddr, lacks: Lacks) {
+    pub(super) fn remember(&mut self, now: Instant, peer: SocketAddr, lacks: Lacks) {
         let known = Known { lacks: self.lacks(now, peer).and(lacks), until: now + LIFETIME };
         if self.entries.len() >= MOST_PEERS && !self.entries.contains_key(&peer) {
             self.entries.retain(|_, known| known.until > now);
@@ -55,8 +56,8 @@ mod tests {
     const MARKERS: Lacks = Lacks { markers: true, revision_two: false };
     const REVISION_TWO: Lacks = Lacks { markers: false, revision_two: true };
 
-    fn peer(number: usize) -> IpAddr {
-        Ipv4Addr::from(number as u32).into()
+    fn peer(number: usize) -> SocketAddr {
+        (Ipv4Addr::from(number as u32), 7).into()
     }
 
     #[test]

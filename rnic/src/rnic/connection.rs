@@ -58,6 +58,8 @@ impl Lacks {
             }
             if self.revision_two && mpa.falls_back_to_revision_one() {
                 mpa.revision = RequestRevision::One;
+                // Revision 1 does not have this mode.
+                mpa.peer_to_peer.clear();
             }
         }
         framing
@@ -383,7 +385,7 @@ impl QueuePair {
     fn learned(&self) -> Option<Deferred> {
         let Phase::Connecting(Some(attempt)) = &self.phase else { return None };
         let lacks = attempt.lacks;
-        (lacks != Lacks::default()).then(|| Deferred::Learned(attempt.path.flow.remote_ip(), lacks))
+        (lacks != Lacks::default()).then(|| Deferred::Learned(attempt.path.flow.remote, lacks))
     }
 
     /// Handles the end of the connection. Returns whether another attempt follows.

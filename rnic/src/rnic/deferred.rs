@@ -1,6 +1,6 @@
 //! [`Deferred`]: work that the RNIC leaves to the engine.
 
-use std::{collections::VecDeque, net::IpAddr};
+use std::{collections::VecDeque, net::SocketAddr};
 
 use xwarp_tcp::ulp::ConnId;
 
@@ -24,7 +24,7 @@ pub(crate) enum Deferred {
     /// The queue pair's peer refused a part of MPA: the connection attempt is repeated without it.
     Retry(QpId),
     /// The peer has answered a repeated attempt, which left out these parts.
-    Learned(IpAddr, Lacks),
+    Learned(SocketAddr, Lacks),
 }
 
 /// All deferred work, in the order in which it became due.

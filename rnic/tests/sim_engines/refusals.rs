@@ -155,13 +155,18 @@ impl World {
 
     /// Connects a new queue pair; returns it, the only event, and the peer's requests.
     fn connect(&mut self, mpa: Option<MpaConfig>) -> (QpId, CmEvent, Vec<(u8, u8)>) {
+        self.connect_to(PORT, mpa)
+    }
+
+    /// [`Self::connect`] to the service at `service`.
+    fn connect_to(&mut self, service: u16, mpa: Option<MpaConfig>) -> (QpId, CmEvent, Vec<(u8, u8)>) {
         let engine = &mut self.near.engine;
         let pd = engine.rnic().registry().alloc_pd().unwrap();
         let (cq, _ring) = engine.rnic().registry().create_cq(16, None).unwrap();
         let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
         let port = self.next_port;
         self.next_port += 3;
-        let path = |port| path([(1, port), (2, PORT)], false, 1500);
+        let path = |port| path([(1, port), (2, service)], false, 1500);
         let fallbacks = [path(port + 1), path(port + 2)].into();
         let params = ConnectParams { framing: mpa.map(Into::into), fallbacks, ..ConnectParams::default() };
         engine.connect(self.now, &mut self.near.link, qp, path(port), params).unwrap();
@@ -226,6 +231,44 @@ fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered
             assert_eq!(requests, expected, "{seed}: asked again after the lifetime");
         }
     }
+}
+
+/// Peer-to-peer mode is a preference, which a peer need not know.
+#[test]
+fn sim_an_initiator_that_prefers_peer_to_peer_mode_connects_to_peers_without_it() {
+    fn enhanced(_request: &[u8]) -> Answer {
+        reply(MARKERS | CRC | ENHANCED, 2)
+    }
+    let with = (MARKERS | CRC | ENHANCED, 2);
+    for (answer, expected) in [
+        (closes as Behaviour, &[with, (MARKERS | CRC, 1)][..]),
+        (answers_one, &[with, (MARKERS | CRC, 1)]),
+        (enhanced, &[with]),
+    ] {
+        let mut world = World::new(0, 0.0, answer);
+        let (_, event, requests) = world.connect(Some(MpaConfig::default().either_speaks_first()));
+        assert!(matches!(event, CmEvent::Established { .. }), "{event:?}");
+        assert_eq!(requests, expected);
+    }
+}
+
+/// Any user of a host can open a port of his own.
+#[test]
+fn sim_a_program_at_one_port_does_not_decide_for_the_services_at_others() {
+    fn complete(request: &[u8]) -> Answer {
+        if request[17] == 1 { reply(CRC, 1) } else { reply(MARKERS | CRC | ENHANCED, 2) }
+    }
+    let mut world = World::new(0, 0.0, refuses_both);
+    let (.., requests) = world.connect_to(5555, None);
+    assert_eq!(requests.last(), Some(&(CRC, 1)));
+    world.peer.answer = complete;
+    let (_, event, requests) = world.connect(None);
+    assert!(matches!(event, CmEvent::Established { .. }), "{event:?}");
+    assert_eq!(
+        requests,
+        [(MARKERS | CRC | ENHANCED, 2)],
+        "the service at the other port has refused nothing"
+    );
 }
 
 #[test]

@@ -62,10 +62,10 @@ pub enum RequestRevision {
     /// Revision 1. IRD and ORD are left to the applications.
     One,
     /// Revision 2. When the peer does not support it, the initiator connects again with revision 1 (RFC 6581 section
-    /// 10), unless [`MpaConfig::peer_to_peer`] needs revision 2.
+    /// 10), and without the peer-to-peer mode that [`MpaConfig::peer_to_peer`] asks for.
     #[default]
     PreferTwo,
-    /// Revision 2 only.
+    /// Revision 2 only, and peer-to-peer mode if it is asked for.
     RequireTwo,
 }
 
@@ -93,7 +93,9 @@ pub struct MpaConfig {
     pub revision: RequestRevision,
     /// Whether this end also connects with RNICs of the RDMA Consortium: the permissive RNIC of RFC 5044 appendix C.
     pub permissive: bool,
-    /// Initiator: request peer-to-peer mode with these ready-to-receive messages.
+    /// Initiator: request peer-to-peer mode with these ready-to-receive messages. Without this mode the acceptor may send
+    /// nothing before the initiator's first message (RFC 5044 section 7.1.2, rule 4): a service that speaks first waits for
+    /// ever.
     pub peer_to_peer: Vec<Rtr>,
     /// `Some`: MPA does not begin with the connection, but when the application starts it, after an exchange of
     /// streaming data with the peer (RFC 5044 sections 7.1.3 and 7.1.5). The value is the time limit of this exchange.
@@ -138,6 +140,13 @@ impl MpaConfig {
     /// Initiator: whether a request of revision 2 may be followed by one of revision 1, on another connection. Revision
     /// 1 has no peer-to-peer model.
     pub fn falls_back_to_revision_one(&self) -> bool {
-        self.revision == RequestRevision::PreferTwo && self.peer_to_peer.is_empty()
+        self.revision == RequestRevision::PreferTwo
+    }
+
+    /// The same settings, with a request for peer-to-peer mode by each ready-to-receive message that costs the peer's
+    /// application nothing: either side may then speak first, if the peer knows this mode.
+    #[must_use]
+    pub fn either_speaks_first(self) -> Self {
+        Self { peer_to_peer: vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read], ..self }
     }
 }

@@ -311,6 +311,10 @@ pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply
     if ours.peer_to_peer.is_none() {
         return ReplyOutcome::Accepted(agreed);
     }
+    if theirs.peer_to_peer.is_none() && config.falls_back_to_revision_one() {
+        // The responder does not know the model, and this end only prefers it.
+        return ReplyOutcome::Accepted(agreed);
+    }
     agreed.peer_to_peer = true;
     let offered = theirs.peer_to_peer.unwrap_or(RtrOptions::NONE);
     agreed.rtr = config.peer_to_peer.iter().copied().find(|rtr| offered.contains(*rtr));

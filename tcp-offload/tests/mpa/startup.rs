@@ -391,10 +391,15 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
     assert!(agreed.peer_to_peer);
     assert_eq!(end.sent[20..24], [0x80, 16, 0xc0, 8], "A; no B; C and D");
 
-    for answered in [Some(write), None] {
-        let end = replied(config(&[Rtr::Read]), &answer(answered));
+    // A responder that does not know the model ends the connection only if the initiator requires it.
+    let required = MpaConfig { revision: RequestRevision::RequireTwo, ..config(&[Rtr::Read]) };
+    for (config, answered) in [(config(&[Rtr::Read]), Some(write)), (required, None)] {
+        let end = replied(config, &answer(answered));
         assert_eq!(end.ulp.events[1..], [Event::StreamError(MpaError::NoMatchingRtr.into())]);
     }
+    let end = replied(config(&[Rtr::Read]), &answer(None));
+    let agreed = end.ulp.established().unwrap();
+    assert_eq!((agreed.peer_to_peer, agreed.rtr), (false, None));
     // Flags that were not requested are ignored.
     let end = replied(config(&[]), &answer(Some(write)));
     assert!(!end.ulp.established().unwrap().peer_to_peer);

@@ -14,7 +14,7 @@ use xwarp_rnic::{
     engine::{Engine, EngineConfig},
     rnic::{AsyncEvent, Limits, MOST_ENGINES, ResourceError},
 };
-use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
+use xwarp_tcp::{framing::FramingConfig, mpa::MpaConfig, tcp::TcpConfig};
 
 use super::{
     async_event::AsyncEvents,
@@ -60,7 +60,9 @@ pub struct DeviceOptions {
     /// thread. The environment variable `XWARP_OBSERVE=1` does the same. A device that cannot be observed is opened
     /// nevertheless, with a warning in the log.
     pub observe: bool,
-    /// Framing, with its start-up settings, of connections and listeners that have none of their own.
+    /// Framing, with its start-up settings, of connections and listeners that have none of their own. By default MPA, whose
+    /// initiators ask for peer-to-peer mode ([`MpaConfig::either_speaks_first`](crate::MpaConfig::either_speaks_first)), so
+    /// that a service may send before its clients do.
     pub framing: FramingConfig,
     /// TCP settings of all connections. Keepalive, user timeout, DSCP and hop limit can be changed for a single
     /// connection: [`CmId::tune`](super::cm::CmId::tune).
@@ -80,7 +82,7 @@ impl Default for DeviceOptions {
             linger: Duration::from_secs(1),
             capture: None,
             observe: false,
-            framing: FramingConfig::default(),
+            framing: MpaConfig::default().either_speaks_first().into(),
             tcp: TcpConfig::default(),
             limits: Limits::default(),
             #[cfg(feature = "af-xdp")]

@@ -208,7 +208,7 @@ fn rfc6581_s10_other_close_reasons_and_settings_allow_no_further_attempt() {
     let strict = require(RequestRevision::RequireTwo, Markers::Require);
     let one = require(RequestRevision::One, Markers::Off);
     let peer_to_peer =
-        MpaConfig { peer_to_peer: vec![Rtr::Write], markers: Markers::Off, ..MpaConfig::default() };
+        MpaConfig { peer_to_peer: vec![Rtr::Write], ..require(RequestRevision::RequireTwo, Markers::Off) };
     let startup = CloseReason::Startup;
     let refusals = [
         CloseReason::Reset,
@@ -257,7 +257,7 @@ fn a_missing_part_is_cached_once_the_peer_has_answered_without_it() {
             None => end.establish(0, 0, None),
             Some(event) => end.rnic.event(CONN, event),
         }
-        let learned = Deferred::Learned(path().flow.remote_ip(), lacks);
+        let learned = Deferred::Learned(path().flow.remote, lacks);
         assert_eq!(end.rnic.deferred().iter().filter(|work| **work == learned).count(), 1);
     }
     let mut end = End::new(|_, a| a);
