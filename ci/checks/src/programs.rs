@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 
 use crate::{
-    lab::{Family, INTERFACE, Lab, LabOptions, Side, ci_script},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
     unmodified::{LIMIT, await_listener, connect, connect_by, pair, run, start, xwarp},
 };
@@ -67,16 +67,6 @@ pub fn run_all(suite: &'static str) -> Vec<Outcome> {
             Outcome { programs: row.programs, result: lab.and_then(|lab| (row.runs)(&lab)) }
         })
         .collect()
-}
-
-/// The versions of the packages that the tests use, as `ci/distributions versions` prints them: name and upstream version.
-pub fn versions(suite: &str) -> Result<Vec<(String, String)>> {
-    let mut command = std::process::Command::new(ci_script("distributions"));
-    let output = command.args(["versions", suite]).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout)?;
-    let rows = text.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(' '));
-    Ok(rows.map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
 }
 
 fn address(lab: &Lab, family: Family) -> String {
@@ -190,7 +180,7 @@ fn rsockets(lab: &Lab) -> Result<()> {
 }
 
 /// Number of rows in perftest's table: lines of numbers.
-pub fn measured(text: &str) -> usize {
+fn measured(text: &str) -> usize {
     let numeric = |line: &&str| {
         line.split_whitespace().count() > 3 && line.split_whitespace().all(|word| word.parse::<f64>().is_ok())
     };
