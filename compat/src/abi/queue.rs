@@ -348,7 +348,8 @@ pub struct ibv_data_buf {
     pub length: usize,
 }
 
-#[repr(C)]
+/// Of alignment 1, because programs have it in packed structures of theirs (libiscsi, tgt).
+#[repr(C, packed)]
 #[derive(Clone, Copy)]
 pub struct ibv_sge {
     pub addr: u64,
@@ -399,13 +400,15 @@ pub struct ibv_send_wr {
     pub bind_mw: BindWr,
 }
 
-#[repr(C)]
+/// Of alignment 1, as [`ibv_sge`].
+#[repr(C, packed)]
 #[derive(Clone, Copy)]
 pub struct ibv_recv_wr {
     pub wr_id: u64,
     pub next: *mut ibv_recv_wr,
     pub sg_list: *mut ibv_sge,
     pub num_sge: c_int,
+    _padding: c_int,
 }
 
 #[repr(C)]
