@@ -1,10 +1,12 @@
 //! [`Device`]: an interface with engines on it; everything else is made from one.
 
 use std::{
-    fmt, io,
+    fmt,
+    fs::{File, TryLockError},
+    io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     thread::JoinHandle,
     time::Duration,
@@ -54,7 +56,7 @@ pub struct DeviceOptions {
     /// Longest time that closing the device waits until its connections are acknowledged and closed at both ends. The
     /// remaining connections are then reset.
     pub linger: Duration,
-    /// A pcapng file to which every frame is recorded.
+    /// A pcapng file to which every frame is recorded. While another device writes this file, the process id is added to the name.
     pub capture: Option<PathBuf>,
     /// Answer `xwarp stat` and `xwarp capture` of the same user and of root, on a socket (see [`crate::observe`]) and a
     /// thread. The environment variable `XWARP_OBSERVE=1` does the same. A device that cannot be observed is opened
@@ -154,6 +156,26 @@ struct Seat {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Creates the file of a capture. While another process, or another device of this one, writes a file of this name, the process id
+/// becomes a part of the name: programs that start others give them their environment, and so the name of the file.
+fn create_capture(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    match file.try_lock() {
+        Ok(()) => file.set_len(0).map(|()| file),
+        Err(TryLockError::WouldBlock) => {
+            let mut name = path.file_stem().unwrap_or_default().to_owned();
+            name.push(format!("-{}", std::process::id()));
+            let other = path.with_file_name(name).with_extension(path.extension().unwrap_or_default());
+            tracing::warn!(file = %path.display(), "another device writes this capture; writing {}", other.display());
+            File::create(other)
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 /// The recording of a device whose frames are recorded or may be.
 fn recording(
     interface: &str,
@@ -165,7 +187,7 @@ fn recording(
     }
     let recording = Recording::new(interface.into());
     if let Some(path) = capture {
-        let started = std::fs::File::create(&path).and_then(|file| recording.start_file(Box::new(file)));
+        let started = create_capture(&path).and_then(|file| recording.start_file(Box::new(file)));
         started.map_err(|source| OpenError::Capture { path, source })?;
     }
     Ok(Some(Arc::new(recording)))
