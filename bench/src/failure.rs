@@ -37,17 +37,7 @@ fn status(error: &anyhow::Error) -> u8 {
 /// Formats an error and its causes in one line. Omits a cause whose text the preceding error already
 /// contains, because some libraries give a cause both in the text and as the source.
 pub fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if line.ends_with(&cause) {
-            continue;
-        }
-        if !line.is_empty() {
-            line.push_str(": ");
-        }
-        line.push_str(&cause);
-    }
-    line
+    xwarp_driver::one_line(error.as_ref())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Environment variables, all with the prefix `XWARP_`. `docs/compat.md` describes them.
 
-use std::{io::IsTerminal as _, path::PathBuf, sync::OnceLock};
+use std::{io::IsTerminal as _, ops::RangeInclusive, path::PathBuf, sync::OnceLock};
 
 use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision};
 
@@ -32,14 +32,23 @@ pub struct Config {
     progress: Progress,
     engines: u16,
     capture: Option<PathBuf>,
+    replaces_program: bool,
 }
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn number(text: &str) -> Option<u32> {
-    text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |hex| u32::from_str_radix(hex, 16).ok())
+/// The number that a variable has, decimal or hexadecimal (0x). Warns when it is none in this range.
+fn number(name: &str, default: u32, range: RangeInclusive<u32>) -> u32 {
+    let Some(text) = variable(name) else { return default };
+    let hex = text.strip_prefix("0x").map(|hex| u32::from_str_radix(hex, 16).ok());
+    let found = hex.unwrap_or_else(|| text.parse().ok()).filter(|number| range.contains(number));
+    if found.is_none() {
+        let (first, last) = range.into_inner();
+        say!("{name}={text} is no number from {first} to {last}: {default} is used");
+    }
+    found.unwrap_or(default)
 }
 
 /// The choice that a variable names. Warns when the value is none of the names.
@@ -60,16 +69,15 @@ impl Config {
         };
         Self {
             devices: variable("XWARP_DEVICES").map(names),
-            vendor: variable("XWARP_VENDOR_ID").and_then(|id| number(&id)).unwrap_or(OWN_VENDOR),
+            vendor: number("XWARP_VENDOR_ID", OWN_VENDOR, 0..=u32::MAX),
             transport: choice(
                 "XWARP_TRANSPORT",
                 TRANSPORT_IWARP,
                 &[("iwarp", TRANSPORT_IWARP), ("unspecified", TRANSPORT_UNSPECIFIED)],
             ),
-            pairing_port: match variable("XWARP_PAIRING_PORT").map(|port| port.parse()) {
-                None => Some(PAIRING_PORT),
-                Some(port) => port.ok().filter(|port| *port > 0),
-            },
+            pairing_port: u16::try_from(number("XWARP_PAIRING_PORT", PAIRING_PORT.into(), 0..=0xffff))
+                .ok()
+                .filter(|port| *port > 0),
             rsockets: variable("XWARP_RSOCKETS"),
             markers: choice(
                 "XWARP_MARKERS",
@@ -88,8 +96,9 @@ impl Config {
                 Progress::Auto,
                 &[("auto", Progress::Auto), ("thread", Progress::Thread)],
             ),
-            engines: variable("XWARP_ENGINES").and_then(|engines| engines.parse().ok()).unwrap_or(1),
+            engines: u16::try_from(number("XWARP_ENGINES", 1, 1..=0xffff)).unwrap_or(1),
             capture: variable("XWARP_CAPTURE").map(PathBuf::from),
+            replaces_program: choice("XWARP_REPLACE_PROGRAM", false, &[("0", false), ("1", true)]),
         }
     }
 
@@ -108,13 +117,15 @@ impl Config {
         // Revision 1 does not have that mode.
         let asks = self.is_peer_to_peer && revision != RequestRevision::One;
         let mpa = if asks { mpa.either_speaks_first() } else { mpa };
-        DeviceOptions {
+        let mut options = DeviceOptions {
             engines: self.engines,
             progress: self.progress,
             capture,
             framing: FramingConfig::Mpa(mpa),
             ..DeviceOptions::default()
-        }
+        };
+        options.driver.replace_program = self.replaces_program;
+        options
     }
 
     /// Whether the interface `name` may be a device.

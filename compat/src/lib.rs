@@ -17,12 +17,13 @@
 #![allow(missing_docs, reason = "the manual pages of libibverbs and librdmacm describe the functions")]
 #![allow(clippy::struct_field_names, reason = "an object of C around the one of xwarp with the same name")]
 
-/// Prints a line on standard error. The program may have closed it, or its reader may have ended, so errors are ignored: a
-/// panic would be one of the program.
+/// Prints a line on standard error, in one write that no other process's line can interrupt. The program may have closed it, or its
+/// reader may have ended, so errors are ignored: a panic would be one of the program.
 macro_rules! say {
     ($($text:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "xwarp: {}", format_args!($($text)*));
+        let line = format!("xwarp: {}\n", format_args!($($text)*));
+        let _ = std::io::stderr().write_all(line.as_bytes());
     }};
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use xwarp_control::DEFAULT_SOCKET;
-use xwarp_prog::Holder;
+use xwarp_prog::{AttachMode, Holder};
 
 use crate::config::{Mode, SINGLE_CHUNK_MTU};
 
@@ -13,15 +13,32 @@ use crate::config::{Mode, SINGLE_CHUNK_MTU};
 /// last to lock frame memory beyond `RLIMIT_MEMLOCK`.
 pub const CAPABILITIES: [&str; 4] = ["CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_BPF", "CAP_IPC_LOCK"];
 
+/// How a program of an ordinary user gets at an interface; the user's name and the program are to be filled in. Capabilities in the
+/// program's file (setcap) are not among the ways: for such a file the dynamic linker ignores the drop-in libraries.
+pub const RIGHTS_OF_A_USER: &str = "root can share the interface with this user (xwarpd IFACE), or start the program with \
+    capabilities (setpriv --reuid USER --regid GROUP --init-groups --inh-caps +net_admin,+net_raw,+bpf,+ipc_lock \
+    --ambient-caps +net_admin,+net_raw,+bpf,+ipc_lock PROGRAM)";
+
+/// The text of an error and its causes in one line, without causes that the text before them contains already.
+pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+        next = cause.source();
+    }
+    line
+}
+
 /// Why an interface could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The process lacks a capability.
-    #[error(
-        "{doing} needs more rights: run as root, or give the program these capabilities: setcap {}+ep PROGRAM",
-        CAPABILITIES.join(",").to_lowercase()
-    )]
+    #[error("{doing} needs more rights: {RIGHTS_OF_A_USER}")]
     Permission {
         /// The operation that failed.
         doing: &'static str,
@@ -106,8 +123,10 @@ pub enum OpenError {
     /// Another XDP program is attached to the interface.
     #[error(
         "{name} already runs XDP program {program:?} (id {id}{}), perhaps a firewall: detach it (ip link set dev {name} \
-         xdp off) or let xwarp replace it (`replace_program` of the driver's settings, --replace-program of xwarp-perf)",
-        holder.as_ref().map(|holder| format!(", held by {holder}")).unwrap_or_default()
+         {} off) or let xwarp replace it (--replace-program of xwarp run and xwarp-perf, `replace_program` of the driver's \
+         settings)",
+        holder.as_ref().map(|holder| format!(", held by {holder}")).unwrap_or_default(),
+        match mode { AttachMode::Native => "xdp", AttachMode::Generic => "xdpgeneric" }
     )]
     ForeignProgram {
         /// The interface.
@@ -116,6 +135,8 @@ pub enum OpenError {
         program: String,
         /// The program's id.
         id: u32,
+        /// How it is attached: the command that detaches it names the mode.
+        mode: AttachMode,
         /// The process that holds it, if one does.
         holder: Option<Holder>,
     },

@@ -54,7 +54,7 @@ pub use config::{
     Attributes, DriverConfig, FromClients, LinkCounters, Mode, ModePreference, Origin, OriginPreference,
     SINGLE_CHUNK_MTU,
 };
-pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
+pub use error::{CAPABILITIES, OpenError, PortError, RIGHTS_OF_A_USER, ResolveError, one_line};
 pub use frames::FrameCensus;
 pub use interface::Interface;
 pub use kick::Kicker;

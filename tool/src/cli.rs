@@ -4,7 +4,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use xwarp_tool::{explain::Options, lab::Properties, observed::Choice, sdp};
+use xwarp_tool::{explain::Options, lab::Properties, observed::Choice, run, sdp};
 
 /// Runs programs over xwarp, an RDMA NIC in software; explains captures, checks machines, shows running devices.
 #[derive(Debug, Parser)]
@@ -120,7 +120,8 @@ pub enum LabCommand {
     Down,
     /// Shows the addresses.
     Show,
-    /// Runs a program in one of the namespaces, and returns its exit code.
+    /// Runs a program in one of the namespaces, and returns its status as a shell does: 126 or 127 for one that does not start,
+    /// 128 and the number for one that a signal ended.
     Run {
         /// The namespace.
         side: LabSide,
@@ -191,16 +192,37 @@ fn lab_name(name: &str) -> Result<String, String> {
 ///
 /// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
 /// off), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
-/// XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
+/// XWARP_REPLACE_PROGRAM (1: as --replace-program), XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
 /// is).
+///
+/// Exit status: the program's; 126 for a program that cannot be run, or that would not load the libraries because it gains
+/// privileges (set-user-ID, set-group-ID, file capabilities); 127 for one that is not found; 1 for another error.
 #[derive(Debug, Args)]
 pub struct RunArguments {
     /// Only this interface is a device; repeat for several [default: every interface that is up and has an address].
     #[arg(long, value_name = "IFACE")]
-    pub device: Vec<String>,
+    device: Vec<String>,
+    /// Replaces another owner's XDP program on an interface.
+    #[arg(long)]
+    replace_program: bool,
+    /// Lists the devices in /sys/class/infiniband and /dev/infiniband, for scripts that look there. The program gets a mount
+    /// namespace of its own: as root, or where users may make user namespaces.
+    #[arg(long)]
+    sysfs: bool,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
+}
+
+impl RunArguments {
+    /// How to run the program.
+    pub fn options(&self) -> run::Options {
+        run::Options {
+            devices: self.device.clone(),
+            replace_program: self.replace_program,
+            sysfs: self.sysfs,
+        }
+    }
 }
 
 /// The selected devices.
@@ -264,6 +286,9 @@ pub struct CaptureArguments {
 ///
 /// Statically linked programs, programs with other privileges than their caller's, and calls through io_uring keep
 /// using TCP.
+///
+/// Exit status: the program's; 126 for a program that cannot be run, or with '--only' not over SDP; 127 for one that is not
+/// found; 1 for another error.
 #[derive(Debug, Args)]
 pub struct SdpArguments {
     /// The interface; needed if there are several, or if only xwarpd has one.

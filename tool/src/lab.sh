@@ -165,11 +165,18 @@ case $command in
         case $side in a | b | hop) ;; *) usage ;; esac
         shift
         [ $# -gt 0 ] || usage
-        exec ip netns exec "$prefix-$side" "$@"
+        if [ ! -e "/run/netns/$prefix-$side" ]; then
+            echo "$caller: there is no lab with this side: '$caller up' makes one" >&2
+            exit 1
+        fi
+        # The shell's statuses: 126 for a program that cannot be run, 127 for one that is not found.
+        # shellcheck disable=SC2016
+        exec ip netns exec "$prefix-$side" sh -c 'exec "$@"' "$caller" "$@"
         ;;
     show)
         for side in a b hop; do
             [ -e "/run/netns/$prefix-$side" ] || continue
+            need_root
             echo "$prefix-$side:"
             ip -n "$prefix-$side" -brief addr
         done

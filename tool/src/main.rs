@@ -6,7 +6,7 @@ mod cli;
 use std::{
     fs::File,
     io::{self, BufReader, BufWriter, IsTerminal as _, Read, Write},
-    os::unix::process::CommandExt as _,
+    os::unix::process::ExitStatusExt as _,
     path::Path,
     process::ExitCode,
     sync::{
@@ -19,18 +19,19 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
-use xwarp_driver::inspect::Description;
+use xwarp_driver::{inspect::Description, one_line};
 use xwarp_tool::{
     doctor,
     explain::explain,
     helper, lab,
     observed::{self, Choice},
+    program::{NotStarted, say},
     run, sdp, stat,
 };
 
 use crate::cli::{
-    CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, SdpArguments,
-    StatArguments, XwarpArguments,
+    CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, StatArguments,
+    XwarpArguments,
 };
 
 fn main() -> ExitCode {
@@ -40,10 +41,8 @@ fn main() -> ExitCode {
         Command::Lab(arguments) => run_lab(&arguments),
         Command::Stat(arguments) => run_stat(&arguments),
         Command::Capture(arguments) => run_capture(&arguments),
-        Command::Sdp(arguments) => run_sdp(&arguments),
-        Command::Run(arguments) => {
-            run::run(&arguments.device, &arguments.program).map(|()| ExitCode::SUCCESS)
-        }
+        Command::Sdp(arguments) => started(sdp::run(&arguments.options(), &arguments.program)),
+        Command::Run(arguments) => started(run::run(&arguments.options(), &arguments.program)),
         Command::Completions { shell } => print_completions(shell),
         Command::Manual { directory } => write_manual(&directory),
     };
@@ -52,10 +51,18 @@ fn main() -> ExitCode {
         // The reader of a pipe has closed it.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("xwarp: {error:#}");
+            say(&one_line(error.as_ref()));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The result of a call that replaces this process by a program: it returns if there is none. The status is that of shells.
+fn started(result: Result<()>) -> Result<ExitCode> {
+    let Err(error) = result else { return Ok(ExitCode::SUCCESS) };
+    let Some(reason) = error.downcast_ref::<NotStarted>() else { return Err(error) };
+    say(&reason.to_string());
+    Ok(ExitCode::from(reason.status()))
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -97,7 +104,9 @@ fn run_lab(LabArguments { name, command }: &LabArguments) -> Result<ExitCode> {
         LabCommand::Run { side, command } => lab::run(name, side.name(), command),
     };
     let status = status.context("the lab is made by a script: is bash installed?")?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    // Shells add 128 to the number of the signal that ended a program.
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
@@ -161,16 +170,6 @@ fn run_capture(arguments: &CaptureArguments) -> Result<ExitCode> {
         observed::capture(&device, limit, &ended, &mut file)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns only when the program cannot be run.
-fn run_sdp(arguments: &SdpArguments) -> Result<ExitCode> {
-    let program = arguments.program.first().context("no program")?;
-    if let Some(obstacle) = sdp::obstacle(program) {
-        eprintln!("xwarp: {} {obstacle}: its connections stay with TCP", program.display());
-    }
-    let error = sdp::command(&arguments.options(), &arguments.program)?.exec();
-    Err(error).with_context(|| format!("cannot run {}", program.display()))
 }
 
 fn print_completions(shell: clap_complete::Shell) -> Result<ExitCode> {

@@ -4,14 +4,27 @@
 //! directories (`LD_LIBRARY_PATH`).
 
 use std::{
+    env,
     ffi::OsString,
-    fs, io,
-    os::unix::{fs::symlink, process::CommandExt as _},
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
+    os::unix::{
+        fs::{DirBuilderExt as _, MetadataExt as _, symlink},
+        process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::getuid;
+
+use crate::{
+    device,
+    program::{NotStarted, obstacle, say},
+    sysfs,
+};
 
 /// The target of the links.
 const LIBRARY: &str = "libxwarp_compat.so";
@@ -19,17 +32,32 @@ const LIBRARY: &str = "libxwarp_compat.so";
 const NAMES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libxwarp-preload.so"];
 /// The directory of links, beside the library.
 const DIRECTORY: &str = "xwarp-libraries";
+/// The directory of a user's temporary files, which nobody else may write.
+const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 /// The interfaces that are devices.
 pub const DEVICES_VARIABLE: &str = "XWARP_DEVICES";
+/// `1`: another owner's XDP program on an interface is replaced.
+const REPLACE_VARIABLE: &str = "XWARP_REPLACE_PROGRAM";
 /// The path of the library, if it is not beside this program.
 pub const LIBRARY_VARIABLE: &str = "XWARP_LIBRARY";
 
+/// How a program is run.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The interfaces that are devices; none: every suitable one.
+    pub devices: Vec<String>,
+    /// Another owner's XDP program on an interface is replaced.
+    pub replace_program: bool,
+    /// `/sys/class/infiniband` and `/dev/infiniband` list the devices.
+    pub sysfs: bool,
+}
+
 /// The path of the library: from the environment, beside this program, or in `../lib/xwarp`.
 fn library() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE) {
+    if let Some(path) = env::var_os(LIBRARY_VARIABLE) {
         return fs::canonicalize(&path).with_context(|| format!("{LIBRARY_VARIABLE}={}", path.display()));
     }
-    let program = std::env::current_exe()?;
+    let program = env::current_exe()?;
     let beside = program.parent().unwrap_or(Path::new("/"));
     let places = [beside.join(LIBRARY), beside.join("../lib/xwarp").join(LIBRARY)];
     match places.iter().find_map(|place| fs::canonicalize(place).ok()) {
@@ -38,35 +66,74 @@ fn library() -> Result<PathBuf> {
     }
 }
 
-/// Makes the directory of links if it is missing.
+/// The directory of links, which is made if it is missing: beside the library, or where this user may write.
 fn links(library: &Path) -> Result<PathBuf> {
-    let directory = library.with_file_name(DIRECTORY);
-    let make = || -> io::Result<()> {
-        for name in NAMES {
-            let link = directory.join(name);
-            if fs::read_link(&link).is_ok_and(|target| target == Path::new("..").join(LIBRARY)) {
-                continue;
-            }
-            fs::create_dir_all(&directory)?;
-            match symlink(Path::new("..").join(LIBRARY), &link) {
-                // Another process was faster.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                made => made?,
-            }
+    let beside = library.with_file_name(DIRECTORY);
+    let target = Path::new("..").join(library.file_name().unwrap_or_default());
+    if make_links(&beside, &target).is_ok() {
+        return Ok(beside);
+    }
+    let own = own_directory(library)?;
+    make_links(&own, library).with_context(|| format!("cannot create links in {}", own.display()))?;
+    Ok(own)
+}
+
+/// Makes missing links. Other processes may do the same at this moment.
+fn make_links(directory: &Path, target: &Path) -> io::Result<()> {
+    for name in NAMES {
+        let link = directory.join(name);
+        let is_made = || fs::read_link(&link).is_ok_and(|found| found == target);
+        if is_made() {
+            continue;
         }
-        Ok(())
-    };
-    let hint = "run `xwarp run true` once as the owner of its directory";
-    make().with_context(|| format!("cannot create the links in {}: {hint}", directory.display()))?;
+        fs::create_dir_all(directory)?;
+        if symlink(target, &link).is_err() && !is_made() {
+            // A link to somewhere else is replaced in one step.
+            let new = directory.join(format!(".{name}-{}", std::process::id()));
+            symlink(target, &new)?;
+            fs::rename(&new, &link)?;
+        }
+    }
+    Ok(())
+}
+
+/// A directory for the links to this library that belongs to this user, and that nobody else may write.
+fn own_directory(library: &Path) -> Result<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    library.hash(&mut hasher);
+    let user = getuid().as_raw();
+    let base = env::var_os(RUNTIME_VARIABLE).map(PathBuf::from).filter(|base| base.is_dir());
+    let directory =
+        base.unwrap_or_else(env::temp_dir).join(format!("xwarp-libraries-{user}-{:016x}", hasher.finish()));
+    match fs::DirBuilder::new().mode(0o700).create(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("cannot create {}", directory.display()));
+        }
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&directory)?;
+    let is_own = found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0;
+    ensure!(is_own, "{} is not a directory that only this user may write: remove it", directory.display());
     Ok(directory)
 }
 
 /// Replaces this process by `program`, with `devices` as its only RDMA devices unless there are none. Returns only if that fails.
-pub fn run(devices: &[String], program: &[OsString]) -> Result<()> {
+pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
+    let Options { devices, replace_program, sysfs } = options;
     let [name, arguments @ ..] = program else { bail!("no program") };
+    for device in named(devices) {
+        device::check(&device)?;
+    }
     let directory = links(&library()?)?;
+    if let Some(found) = obstacle(name) {
+        if let Some(remedy) = found.remedy() {
+            return Err(NotStarted::Refused(format!("{found}: {remedy}")).into());
+        }
+        // It may be a launcher of other programs, which inherit the environment.
+        say(&format!("{found}: it cannot load the drop-in libraries"));
+    }
     let mut paths = directory.into_os_string();
-    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+    if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
         paths.push(":");
         paths.push(before);
     }
@@ -75,5 +142,21 @@ pub fn run(devices: &[String], program: &[OsString]) -> Result<()> {
     if !devices.is_empty() {
         command.env(DEVICES_VARIABLE, devices.join(","));
     }
-    Err(command.exec()).with_context(|| format!("cannot run {}", name.display()))
+    if *replace_program {
+        command.env(REPLACE_VARIABLE, "1");
+    }
+    if *sysfs {
+        sysfs::enter(&named(devices))?;
+    }
+    let cause = command.exec();
+    Err(NotStarted::Exec { program: name.clone(), cause }.into())
+}
+
+/// The interfaces that the user names as devices: in options, else in the environment.
+fn named(devices: &[String]) -> Vec<String> {
+    if !devices.is_empty() {
+        return devices.to_vec();
+    }
+    let list = env::var(DEVICES_VARIABLE).unwrap_or_default();
+    list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }

@@ -77,7 +77,7 @@ fn netns_doctor_names_the_exact_capabilities() {
         assert_eq!(finding["status"], "problem", "{without}: {finding}");
         assert!(
             text(&finding["advice"]).contains(if check == "rights" {
-                "setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep"
+                "--ambient-caps +net_admin,+net_raw,+bpf,+ipc_lock"
             } else {
                 "ulimit -l"
             }),

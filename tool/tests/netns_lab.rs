@@ -42,7 +42,15 @@ fn netns_xwarp_lab_connects_two_namespaces() {
     }
     let links = lab.run(&["run", "b", "ip", "-o", "link", "show", "dev", "xw0"]);
     assert!(links.contains("mtu 1500"), "{links}");
-    assert_eq!(lab.output(&["run", "b", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    for (command, status) in [
+        (&["sh", "-c", "exit 7"][..], 7),
+        (&["sh", "-c", "kill -TERM $$"], 128 + 15),
+        (&["no-such-program"], 127),
+        (&["/etc/passwd"], 126),
+    ] {
+        let output = lab.output(&[&["run", "b"], command].concat());
+        assert_eq!(output.status.code(), Some(status), "{command:?}: {output:?}");
+    }
     let ours = lab.run(&["show"]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ci/lab");
     let theirs = Command::new(script).args(["--name", &lab.0, "show"]).output().unwrap();
@@ -50,6 +58,9 @@ fn netns_xwarp_lab_connects_two_namespaces() {
     assert_eq!(ours.as_bytes(), theirs.stdout);
     lab.run(&["down"]);
     assert_eq!(lab.run(&["show"]), "");
+    let output = lab.output(&["run", "a", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no lab"), "{output:?}");
     lab.run(&["down"]);
 }
 

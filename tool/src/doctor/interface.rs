@@ -98,7 +98,7 @@ fn program(found: &Inspection, rights: &Rights) -> Finding {
     let Some(Attached { id, name: program, mode, holder }) = found.program.clone() else {
         return Finding::ok("xdp", "no XDP program is attached");
     };
-    let mode = match mode {
+    let shown = match mode {
         AttachMode::Native => "native",
         AttachMode::Generic => "generic",
     };
@@ -110,9 +110,9 @@ fn program(found: &Inspection, rights: &Rights) -> Finding {
     let error = if program == PROGRAM_NAME {
         OpenError::InUse { name, holder }
     } else {
-        OpenError::ForeignProgram { name, program, id, holder }
+        OpenError::ForeignProgram { name, program, id, mode, holder }
     };
-    Finding::problem("xdp", format!("XDP program {id} is attached in {mode} mode{unseen}"))
+    Finding::problem("xdp", format!("XDP program {id} is attached in {shown} mode{unseen}"))
         .advice(error.to_string())
 }
 
