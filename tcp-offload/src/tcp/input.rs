@@ -230,7 +230,6 @@ impl Connection {
             return Next::Go;
         }
         match segment.options.timestamps {
-            None => Next::Go,
             Some(stamp) if clock.is_old(now, stamp) => {
                 self.counters.paws_dropped += 1;
                 if segment.payload_len > 0 {
@@ -240,7 +239,7 @@ impl Connection {
                 }
                 Next::Drop
             }
-            Some(_) => Next::Go,
+            _ => Next::Go,
         }
     }
 
