@@ -153,11 +153,15 @@ impl Attempt {
 /// that has destructors (locks, references to objects) lives in the attempts, which are functions of the ABI `C` and have returned
 /// before the sleep. The frames below the sleep are this one and the function that the program has called, which have none, and are of
 /// the ABI `C-unwind`. The program's own cleanup handlers run as usual.
-pub fn cancellable(attempt: impl Fn() -> Attempt + Copy) -> c_int {
+///
+/// Each attempt gets the descriptor of the sleep before it, or -1.
+pub fn cancellable(attempt: impl Fn(RawFd) -> Attempt + Copy) -> c_int {
+    let mut slept = -1;
     loop {
-        match attempt() {
+        match attempt(slept) {
             Attempt::Done(result) => return result,
             Attempt::Sleep(units) => {
+                slept = units;
                 if !read_cancellable(units) {
                     return -1;
                 }

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_int,
+    os::fd::RawFd,
     ptr,
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     thread::{self, ThreadId},
@@ -220,15 +221,20 @@ pub extern "C" fn rdma_destroy_event_channel(channel: Handle<Channel>) {
 }
 
 pub extern "C-unwind" fn rdma_get_cm_event(channel: Handle<Channel>, out: Out<*mut rdma_cm_event>) -> c_int {
-    cancellable(|| get_cm_event(channel, out))
+    cancellable(|slept| get_cm_event(channel, out, slept))
 }
 
-extern "C" fn get_cm_event(channel: Handle<Channel>, out: Out<*mut rdma_cm_event>) -> Attempt {
+/// `slept`: the descriptor on which this call has slept, or -1.
+extern "C" fn get_cm_event(channel: Handle<Channel>, out: Out<*mut rdma_cm_event>, slept: RawFd) -> Attempt {
     let get = || {
         if out.is_null() {
             return Err(Errno::EINVAL);
         }
-        let channel = channel.object()?;
+        let channel = match channel.object() {
+            // The program has destroyed the channel during the call, which sleeps on.
+            Err(_) if slept >= 0 => return Ok(Next::Sleep(slept)),
+            found => found?,
+        };
         channel.reads(true);
         let next = channel.next(false);
         if let Ok(Next::Found(event)) = &next {

@@ -252,7 +252,7 @@ pub extern "C" fn rdma_destroy_ep(id: Handle<Id>) {
 
 /// Waits for a request at a synchronous listener; the new identifier is synchronous too.
 pub extern "C-unwind" fn rdma_get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_id>) -> c_int {
-    cancellable(|| get_request(listener, out))
+    cancellable(|_| get_request(listener, out))
 }
 
 extern "C" fn get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_id>) -> Attempt {

@@ -412,7 +412,7 @@ pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
 
 /// The rest of a synchronous call that has begun: waits for its event.
 pub fn complete(id: Handle<Id>) -> c_int {
-    cancellable(|| try_complete(id))
+    cancellable(|_| try_complete(id))
 }
 
 extern "C" fn try_complete(id: Handle<Id>) -> Attempt {

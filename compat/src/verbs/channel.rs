@@ -72,7 +72,7 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     cq: Out<*mut ibv_cq>,
     cq_context: Out<*mut c_void>,
 ) -> c_int {
-    cancellable(|| get_cq_event(channel, cq, cq_context))
+    cancellable(|_| get_cq_event(channel, cq, cq_context))
 }
 
 extern "C" fn get_cq_event(

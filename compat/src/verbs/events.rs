@@ -115,7 +115,7 @@ fn next(context: &Context) -> Result<Next<ibv_async_event>, Errno> {
 }
 
 pub extern "C-unwind" fn ibv_get_async_event(context: Handle<Context>, out: Out<ibv_async_event>) -> c_int {
-    cancellable(|| get_async_event(context, out))
+    cancellable(|_| get_async_event(context, out))
 }
 
 extern "C" fn get_async_event(context: Handle<Context>, out: Out<ibv_async_event>) -> Attempt {
