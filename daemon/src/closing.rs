@@ -151,7 +151,9 @@ impl Closing {
             let work = lock(&self.0);
             work.users.iter().filter(|(_, user)| user.threads == 0).map(|(uid, _)| *uid).collect()
         };
-        stuck.into_iter().for_each(|uid| self.start(uid));
+        for uid in stuck {
+            self.start(uid);
+        }
     }
 
     /// Values of `uid` that wait or are being closed.

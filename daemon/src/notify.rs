@@ -1,4 +1,4 @@
-//! Tells systemd that the helper serves (`Type=notify`, sd_notify(3)).
+//! Tells systemd that the helper serves (`Type=notify`, `sd_notify(3)`).
 
 use std::ffi::OsStr;
 use std::io;

@@ -12,6 +12,9 @@ use crate::metrics::Text;
 use crate::server::Server;
 use crate::uplink::{Uplink, refusal};
 
+/// A number of one user.
+type OfUser = fn(&Usage) -> u64;
+
 impl Server {
     /// Devices on the interface at this place.
     fn devices_on(&self, index: usize) -> usize {
@@ -74,7 +77,7 @@ impl Server {
         let users: BTreeSet<u32> = self.clients.values().map(|client| client.uid).collect();
         let usages: Vec<(String, Usage)> =
             users.into_iter().map(|uid| (uid.to_string(), self.usage(uid))).collect();
-        let families: [(&str, &str, fn(&Usage) -> u64); 4] = [
+        let families: [(&str, &str, OfUser); 4] = [
             ("xwarpd_user_connections", "Connected processes of a user.", |usage| usage.connections as u64),
             ("xwarpd_user_devices", "Open devices of a user.", |usage| usage.devices as u64),
             ("xwarpd_user_ports", "Ports of a user.", |usage| usage.ports as u64),

@@ -204,7 +204,9 @@ impl Watch {
     fn reload_addresses(&mut self, notify: &mut impl FnMut(Event)) -> io::Result<()> {
         let now = self.netlink.addresses(self.state.attributes.index)?;
         let gone: Vec<_> = self.state.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
-        gone.into_iter().for_each(|address| self.leaves(address));
+        for address in gone {
+            self.leaves(address);
+        }
         for address in now {
             self.leaving.remove(&address);
             self.report(Event::AddressAdded(address), notify);

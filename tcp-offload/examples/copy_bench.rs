@@ -31,13 +31,13 @@ fn memcpy(from: &mut [u8], to: &mut [u8]) {
 #[inline(never)]
 fn read(from: &mut [u8], to: &mut [u8]) {
     // SAFETY: two slices of the same length, which do not overlap.
-    unsafe { copy::read(from.as_ptr(), to) }.unwrap();
+    unsafe { copy::read(from.as_ptr(), to) }.expect("the buffers are mapped");
 }
 
 #[inline(never)]
 fn write(from: &mut [u8], to: &mut [u8]) {
     // SAFETY: two slices of the same length, which do not overlap.
-    unsafe { copy::write(to.as_mut_ptr(), from) }.unwrap();
+    unsafe { copy::write(to.as_mut_ptr(), from) }.expect("the buffers are mapped");
 }
 
 #[inline(never)]
@@ -68,7 +68,7 @@ fn read_marked(from: &mut [u8], to: &mut [u8], sum: Sum) -> Sum {
     let len = gaps.bytes_in(to.len());
     let mut space = GappedMut { bytes: to, len, gaps, sum };
     // SAFETY: `from` is as long as `to`, and they do not overlap.
-    unsafe { copy::read_gapped(from.as_ptr(), &mut space) }.unwrap();
+    unsafe { copy::read_gapped(from.as_ptr(), &mut space) }.expect("the buffers are mapped");
     space.sum
 }
 

@@ -259,7 +259,7 @@ fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let request = listener.accept(LIMIT).unwrap();
-            assert!(request.reject(&[0; 70_000]).is_err(), "too long");
+            assert!(request.reject(&vec![0; 70_000]).is_err(), "too long");
             request.reject(b"not today").unwrap();
             drop(request);
             // Dropping a request rejects it too.

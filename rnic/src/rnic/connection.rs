@@ -385,7 +385,7 @@ impl QueuePair {
     fn learned(&self) -> Option<Deferred> {
         let Phase::Connecting(Some(attempt)) = &self.phase else { return None };
         let lacks = attempt.lacks;
-        (lacks != Lacks::default()).then(|| Deferred::Learned(attempt.path.flow.remote, lacks))
+        (lacks != Lacks::default()).then_some(Deferred::Learned(attempt.path.flow.remote, lacks))
     }
 
     /// Handles the end of the connection. Returns whether another attempt follows.

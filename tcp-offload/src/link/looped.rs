@@ -127,7 +127,9 @@ mod tests {
             frames.receive(&mut held, usize::MAX);
         }
         assert_eq!(push(&mut frames, b"all are held"), Err(RingFull));
-        held.into_iter().for_each(|frame| frames.recycle(frame));
+        for frame in held {
+            frames.recycle(frame);
+        }
         push(&mut frames, b"used again").unwrap();
         assert_eq!(frames.frames.len(), MAX_FRAMES);
     }
