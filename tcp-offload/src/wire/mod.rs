@@ -340,7 +340,8 @@ pub enum Malformed {
     #[error("TCP checksum")]
     Checksum,
     /// Addresses that no connection of ours can have (RFC 1122 section 3.2.1.3): multicast, broadcast, unspecified, loopback,
-    /// reserved, the same at both ends, or port 0.
+    /// reserved, or port 0. The same address at both ends is no error: two processes of a host talk so behind `xwarpd`, and the
+    /// XDP programs drop such frames from the wire.
     #[error("address")]
     Address,
     /// The packet has a source route (RFC 1122 section 3.2.1.8: only routers forward those, and an answer would follow it).

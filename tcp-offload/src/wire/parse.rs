@@ -63,8 +63,7 @@ fn plain_tcp(
     packet: &Packet,
 ) -> Option<Segment> {
     let end = packet.start + packet.len;
-    // The general parser judges the frames of a host to itself.
-    if packet.protocol != PROTOCOL_TCP || end > frame.len() || packet.source == packet.destination {
+    if packet.protocol != PROTOCOL_TCP || end > frame.len() {
         return None;
     }
     let bytes = chunk.get(packet.start..end)?;
@@ -185,9 +184,6 @@ impl Received<'_> {
             return Err(Malformed::Address);
         }
         let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, _, _] = *self.ethernet;
-        if packet.source == packet.destination && Mac([d0, d1, d2, d3, d4, d5]) != Mac::LOOPED {
-            return Err(Malformed::Address);
-        }
         Ok(Inbound::Tcp(Segment {
             source_mac: Mac([s0, s1, s2, s3, s4, s5]),
             destination_mac: Mac([d0, d1, d2, d3, d4, d5]),
