@@ -16,7 +16,7 @@ use std::{
 
 use xwarp_verbs::fault_landing;
 
-use crate::{boundary, wait::lock};
+use crate::{library, wait::lock};
 
 /// Handlers that the program may have put between ours.
 const HANDLERS: usize = 8;
@@ -38,7 +38,7 @@ pub fn catch() {
     let mut pinned = lock(&ESTABLISHING);
     if !mem::replace(&mut *pinned, true) {
         // The handler is used as long as the process lives.
-        boundary::stay_loaded();
+        library::stay_loaded();
     }
     for (signal, replaced) in SIGNALS.into_iter().zip(&REPLACED) {
         establish(signal, replaced);

@@ -33,6 +33,7 @@ mod cm;
 mod config;
 mod failure;
 mod faults;
+mod library;
 mod sleep;
 mod table;
 mod users;

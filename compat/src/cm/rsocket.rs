@@ -13,9 +13,10 @@ use std::{
 use nix::errno::Errno;
 
 use crate::{
-    boundary::{self, Function, Library},
+    boundary,
     config::config,
     failure::count,
+    library::{Function, Library},
 };
 
 /// Bytes behind the public part of an identifier that rsockets read, all zero: there is no device of librdmacm's own (it then
