@@ -148,15 +148,17 @@ fn netns_other_users_see_nothing_of_a_device() {
     drop(device);
 }
 
-/// The file of a process that was killed does not stay, nor confuse.
+/// The socket of a process that was killed is not shown, and goes with the next device; whoever only looks removes nothing.
 #[test]
-fn netns_sockets_of_dead_processes_are_removed() {
+fn netns_sockets_of_dead_processes_go_with_the_next_device() {
     let _alone = alone();
     let lab = Lab::up(LabOptions::default()).unwrap();
     let device = open(&lab, Side::A, true);
     let dead = format!("{DIRECTORY_OF_ROOT}/4194305-xw0-0");
-    fs::write(&dead, b"").unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     assert_eq!(devices().len(), 1);
+    assert!(fs::exists(&dead).unwrap());
+    let next = open(&lab, Side::B, true);
     assert!(!fs::exists(&dead).unwrap());
-    drop(device);
+    drop((device, next));
 }
