@@ -30,6 +30,11 @@ use rustix::{
 /// Environment variable that makes every device of a process observable, unless it is empty or `0`.
 pub const OBSERVE_VARIABLE: &str = "XWARP_OBSERVE";
 
+/// Whether [`OBSERVE_VARIABLE`] asks for it.
+pub(crate) fn is_asked_for() -> bool {
+    std::env::var_os(OBSERVE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
 /// Environment variable that overrides the directory.
 pub const DIRECTORY_VARIABLE: &str = "XWARP_OBSERVE_DIR";
 

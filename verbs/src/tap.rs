@@ -3,7 +3,9 @@
 
 use std::{
     borrow::Cow,
+    fs::{File, TryLockError},
     io::{self, BufWriter, Write},
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -36,6 +38,26 @@ const FLUSH_EVERY: Duration = Duration::from_millis(100);
 /// Direction bits of a packet's flags word (pcapng, section 4.3.1).
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
+
+/// Creates the file of a capture. While another process, or another device of this one, writes a file of this name, the process id
+/// becomes a part of the name: programs that start others give them their environment, and so the name of the file.
+pub(crate) fn create_capture(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    match file.try_lock() {
+        Ok(()) => file.set_len(0).map(|()| file),
+        Err(TryLockError::WouldBlock) => {
+            let mut name = path.file_stem().unwrap_or_default().to_owned();
+            name.push(format!("-{}", std::process::id()));
+            let other = path.with_file_name(name).with_extension(path.extension().unwrap_or_default());
+            tracing::warn!(file = %path.display(), "another device writes this capture; writing {}", other.display());
+            File::create(other)
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
 
 /// An interface whose frames are recorded. Time stamps are wall-clock nanoseconds; outgoing frames are recorded as
 /// submitted. When a write fails, recording ends with a warning.

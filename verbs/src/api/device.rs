@@ -1,12 +1,10 @@
 //! [`Device`]: an interface with engines on it; everything else is made from one.
 
 use std::{
-    fmt,
-    fs::{File, TryLockError},
-    io,
+    fmt, io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex},
     thread::JoinHandle,
     time::Duration,
@@ -33,9 +31,9 @@ use super::{
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
-    observe::OBSERVE_VARIABLE,
+    observe,
     system::{self, lock, wait_readable},
-    tap::{Recording, Tap},
+    tap::{Recording, Tap, create_capture},
 };
 
 /// Threads that wait for neighbours at the same time; more resolutions are refused.
@@ -156,26 +154,6 @@ struct Seat {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Creates the file of a capture. While another process, or another device of this one, writes a file of this name, the process id
-/// becomes a part of the name: programs that start others give them their environment, and so the name of the file.
-fn create_capture(path: &Path) -> io::Result<File> {
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Ok(file);
-    }
-    match file.try_lock() {
-        Ok(()) => file.set_len(0).map(|()| file),
-        Err(TryLockError::WouldBlock) => {
-            let mut name = path.file_stem().unwrap_or_default().to_owned();
-            name.push(format!("-{}", std::process::id()));
-            let other = path.with_file_name(name).with_extension(path.extension().unwrap_or_default());
-            tracing::warn!(file = %path.display(), "another device writes this capture; writing {}", other.display());
-            File::create(other)
-        }
-        Err(TryLockError::Error(error)) => Err(error),
-    }
-}
-
 /// The recording of a device whose frames are recorded or may be.
 fn recording(
     interface: &str,
@@ -191,11 +169,6 @@ fn recording(
         started.map_err(|source| OpenError::Capture { path, source })?;
     }
     Ok(Some(Arc::new(recording)))
-}
-
-/// Whether an environment variable is set, to something other than `0`.
-fn is_set(variable: &str) -> bool {
-    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 impl DeviceInner {
@@ -288,7 +261,7 @@ impl Device {
     /// Opens a device over the parts of one interface, for instance an end of `sim::queues` with feature `sim`. It has an engine for
     /// each part, at most 64, whatever [`DeviceOptions::engines`] says.
     pub fn over_parts(parts: Vec<Box<dyn Interface>>, options: DeviceOptions) -> Result<Self, OpenError> {
-        let observe = options.observe || is_set(OBSERVE_VARIABLE);
+        let observe = options.observe || observe::is_asked_for();
         let none = || io::Error::new(io::ErrorKind::InvalidInput, "a device has 1 to 64 engines");
         let attributes =
             parts.first().filter(|_| parts.len() <= MOST_ENGINES.into()).ok_or_else(none)?.attributes();
