@@ -95,29 +95,38 @@ pub(crate) struct Reader<'m> {
     /// The next byte. With the `left - 1` bytes after it, it lies within the memory.
     from: *const u8,
     left: usize,
+    /// [`read_gapped`](Self::read_gapped) has met a fault.
+    broken: bool,
     memory: PhantomData<&'m Memory>,
 }
 
 impl Reader<'_> {
+    /// Whether bytes that [`read_gapped`](Self::read_gapped) has copied could not be read.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// A reader of no bytes.
     #[inline]
     pub(crate) fn empty() -> Self {
-        Self { from: NonNull::dangling().as_ptr(), left: 0, memory: PhantomData }
+        Self { from: NonNull::dangling().as_ptr(), left: 0, broken: false, memory: PhantomData }
     }
 
-    /// Copies the next bytes to all of `out`. Returns false, and has copied nothing, if the range has fewer.
+    /// Copies the next bytes to all of `out`. Returns false, and has copied nothing, if the range has fewer. After a fault, the reader
+    /// [is broken](Self::is_broken).
     #[inline]
-    pub(crate) fn read_gapped(&mut self, out: &mut copy::GappedMut<'_>) -> Result<bool, Fault> {
+    pub(crate) fn read_gapped(&mut self, out: &mut copy::GappedMut<'_>) -> bool {
         let n = out.len;
         if n > self.left {
-            return Ok(false);
+            return false;
         }
         // SAFETY: as in `read`.
-        unsafe { copy::read_gapped(self.from, out) }?;
+        self.broken |= unsafe { copy::read_gapped(self.from, out) }.is_err();
         // SAFETY: `n <= left`, so the address lies in the memory or one past its end.
         self.from = unsafe { self.from.add(n) };
         self.left -= n;
-        Ok(true)
+        true
     }
 
     /// Copies the next bytes to `out`. Returns their number, which is less than that of `out` only at the end of the range.
@@ -248,7 +257,7 @@ impl Memory {
     /// A reader of the `len` bytes from `offset`.
     #[inline]
     pub(crate) fn reader(&self, offset: usize, len: usize) -> Result<Reader<'_>, AccessError> {
-        Ok(Reader { from: self.range(offset, len)?, left: len, memory: PhantomData })
+        Ok(Reader { from: self.range(offset, len)?, left: len, broken: false, memory: PhantomData })
     }
 
     /// Copies all of `bytes` to `offset`. An aligned word of 2, 4 or 8 bytes is written in one access, for

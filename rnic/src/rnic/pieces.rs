@@ -239,8 +239,8 @@ impl<'k> Gather<'k> {
     /// Copies the next bytes into all of `out`.
     #[inline]
     pub(crate) fn read(&mut self, out: &mut GappedMut<'_>) -> Result<(), Fault> {
-        if self.reader.read_gapped(out)? {
-            return Ok(());
+        if self.reader.read_gapped(out) {
+            return if self.reader.is_broken() { Err(Fault) } else { Ok(()) };
         }
         let mut done = Ok(());
         out.for_each(|space| {

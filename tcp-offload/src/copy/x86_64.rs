@@ -12,24 +12,53 @@ const BLOCK: usize = 128;
 const VECTOR: usize = 32;
 
 /// See [`super::read`].
-#[inline]
+#[expect(clippy::inline_always, reason = "its callers are not inlined")]
+#[inline(always)]
 pub(super) unsafe fn read(from: *const u8, out: &mut [u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract for `from`; `out` is exclusive for its length.
     unsafe { copy(from, out.as_mut_ptr(), out.len()) }
 }
 
 /// See [`super::write`].
-#[inline]
+#[expect(clippy::inline_always, reason = "its callers are not inlined")]
+#[inline(always)]
 pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) -> Result<(), Fault> {
     // SAFETY: the caller's contract for `to`; `bytes` is readable for its length.
     unsafe { copy(bytes.as_ptr(), to, bytes.len()) }
+}
+
+/// The text behind label 3 of an `asm!` block whose instructions between the labels 2 and 3 may fault: it sets `{e}` to 1 then, and
+/// goes on at label 3. For blocks with results, which cannot have a label of Rust code.
+macro_rules! fixed_up {
+    () => {
+        concat!(
+            ".pushsection .text.xwarp_faults, \"ax\", @progbits\n",
+            "4: mov {e:e}, 1\n",
+            "jmp 3b\n",
+            ".popsection\n",
+            $crate::copy::fault::entry!("4b"),
+        )
+    };
+}
+pub(super) use fixed_up;
+
+/// The result of an access that has faulted. A call whose result the compiler does not know, because it would load a constant in front of
+/// each instruction that may fault.
+#[cold]
+#[inline(never)]
+fn faulted() -> Result<(), Fault> {
+    let mut e = 1u32;
+    // SAFETY: changes nothing.
+    unsafe { asm!("/* {e:e} */", e = inout(reg) e, options(nomem, nostack, preserves_flags)) };
+    unless(e, ())
 }
 
 /// Copies `len` bytes that do not overlap, each once and in ascending order.
 ///
 /// # Safety
 /// `from` must be readable and `to` writable for `len` bytes as far as the machine is concerned.
-#[inline]
+#[expect(clippy::inline_always, reason = "its callers are not inlined")]
+#[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Fault> {
     // SAFETY: the caller's contract; AVX is only used where it is present.
     unsafe {
@@ -54,7 +83,7 @@ macro_rules! step {
             v = out($class) _,
             f = in(reg) $from,
             t = in(reg) $to,
-            fault = label { return Err(Fault) },
+            fault = label { return faulted() },
             options(nostack, preserves_flags),
         );
         $from = $from.add($size);
@@ -84,7 +113,7 @@ pub(super) unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: u
                 b = out(xmm_reg) _,
                 f = in(reg) from,
                 t = in(reg) to,
-                fault = label { return Err(Fault) },
+                fault = label { return faulted() },
                 options(nostack, preserves_flags),
             );
             from = from.add(32);
@@ -152,6 +181,7 @@ pub(super) unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: us
         }
         let blocks = len / BLOCK;
         if blocks > 0 {
+            let mut e = 0u32;
             asm!(
                 ".p2align 5",
                 "2:",
@@ -168,19 +198,20 @@ pub(super) unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: us
                 "dec {n}",
                 "jnz 2b",
                 "3:",
-                entry!("{fault}"),
+                fixed_up!(),
                 a = out(ymm_reg) _,
                 b = out(ymm_reg) _,
                 c = out(ymm_reg) _,
                 d = out(ymm_reg) _,
-                f = inout(reg) from => _,
-                t = inout(reg) to => _,
+                f = inout(reg) from,
+                t = inout(reg) to,
                 n = inout(reg) blocks => _,
-                fault = label { return Err(Fault) },
+                e = inout(reg) e,
                 options(nostack),
             );
-            from = from.add(blocks * BLOCK);
-            to = to.add(blocks * BLOCK);
+            if e != 0 {
+                return faulted();
+            }
             len %= BLOCK;
         }
         while len >= VECTOR {
@@ -192,21 +223,6 @@ pub(super) unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: us
         copy_tail(from, to, len)
     }
 }
-
-/// The text behind label 3 of an `asm!` block whose instructions between the labels 2 and 3 may fault: it sets `{e}` to 1 then, and
-/// goes on at label 3. For blocks with results, which cannot have a label of Rust code.
-macro_rules! fixed_up {
-    () => {
-        concat!(
-            ".pushsection .text.xwarp_faults, \"ax\", @progbits\n",
-            "4: mov {e:e}, 1\n",
-            "jmp 3b\n",
-            ".popsection\n",
-            $crate::copy::fault::entry!("4b"),
-        )
-    };
-}
-pub(super) use fixed_up;
 
 /// `value`, unless `e` was set by the text of [`fixed_up`].
 #[inline]
@@ -250,7 +266,7 @@ macro_rules! words {
                     entry!("{fault}"),
                     v = in($class) value,
                     a = in(reg) at,
-                    fault = label { return Err(Fault) },
+                    fault = label { return faulted() },
                     options(nostack, preserves_flags),
                 );
             }

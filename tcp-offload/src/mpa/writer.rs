@@ -140,7 +140,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         &mut self,
         header: &[u8; N],
         len: usize,
-        f: impl FnOnce(&mut GappedMut<'_>),
+        f: &mut impl FnMut(&mut GappedMut<'_>),
     ) -> bool {
         let ulpdu = N + len;
         let range = Layout::body(ulpdu);
@@ -383,7 +383,7 @@ fn put_fpdu<const N: usize>(
     crc: bool,
     header: &[u8; N],
     len: usize,
-    f: impl FnOnce(&mut GappedMut<'_>),
+    f: &mut impl FnMut(&mut GappedMut<'_>),
 ) {
     let Some((covered, to_crc)) = fpdu.split_last_chunk_mut::<CRC_BYTES>() else { return };
     let bytes = put_fields(covered, marker, N + len, header);
