@@ -40,6 +40,8 @@ impl SharedInterface {
     /// # Errors
     /// As [`Interface::open`](crate::Interface::open).
     pub fn open(name: &str, config: &DriverConfig, from_clients: FromClients) -> Result<Self, OpenError> {
+        // Now, so that the first reserved port leaves no further descriptor in the helper.
+        sys::prepare_for_forks();
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;

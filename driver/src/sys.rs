@@ -27,7 +27,7 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use xwarp_tcp::link::ChunksMut;
 
-pub(crate) use self::children::NotInherited;
+pub(crate) use self::children::{NotInherited, prepare_for_forks};
 pub(crate) use self::ethtool::{
     QueueCounts, active_queues, joins_segments, offloads_checksums, strips_vlan_tags,
 };

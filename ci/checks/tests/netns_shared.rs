@@ -114,7 +114,10 @@ fn netns_shared_the_helper_keeps_the_capabilities_that_it_names() {
         let numbers =
             [(10, "NET_BIND_SERVICE"), (12, "NET_ADMIN"), (13, "NET_RAW"), (14, "IPC_LOCK"), (39, "BPF")];
         let expected: u64 = numbers.iter().map(|(number, _)| 1 << number).sum();
-        assert_eq!(permitted, expected, "{}", fs::read_to_string(thread.path().join("comm")).unwrap());
+        let comm = fs::read_to_string(thread.path().join("comm")).unwrap();
+        // The thread that writes the log needs none.
+        let expected = if comm.trim() == "xwarpd-log" { 0 } else { expected };
+        assert_eq!(permitted, expected, "{comm}");
         assert!(numbers.iter().all(|(_, name)| named.contains(&format!("CAP_{name}"))), "{named}");
         assert_eq!(named.matches("CAP_").count(), numbers.len(), "{named}");
     }

@@ -40,7 +40,7 @@ pub(crate) struct NotInherited(Vec<RawFd>);
 impl NotInherited {
     /// Registers descriptors. Where a descriptor has no unique inode (BPF, eventfd), this must be dropped before it is closed.
     pub(crate) fn new<'fd>(descriptors: impl IntoIterator<Item = BorrowedFd<'fd>>) -> Self {
-        prepare();
+        prepare_for_forks();
         let mut numbers = Vec::new();
         for descriptor in descriptors {
             let Some(identity) = identity(descriptor) else { continue };
@@ -69,7 +69,7 @@ fn identity(descriptor: BorrowedFd<'_>) -> Option<Identity> {
 }
 
 /// Makes the placeholder and registers the handlers of forks, once in a process.
-fn prepare() {
+pub(crate) fn prepare_for_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let Ok(placeholder) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { return };
