@@ -385,6 +385,9 @@ fn owners(users: &[Holder]) -> String {
     if users.is_empty() {
         return "which cannot be seen from here".into();
     }
-    let list: Vec<String> = users.iter().map(ToString::to_string).collect();
+    let named = |user: &Holder| {
+        if user.pid == std::process::id() { "this process".into() } else { user.to_string() }
+    };
+    let list: Vec<String> = users.iter().map(named).collect();
     format!("one of those with such sockets: {}", list.join(", "))
 }

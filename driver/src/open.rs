@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use rustix::net::xdp::SocketAddrXdpFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use rustix::process::getppid;
-use xwarp_prog::{AttachError, AttachMode, Attached, Holder, ProgramError, SteeringProgram, af_xdp_users};
+use xwarp_prog::{AttachError, AttachMode, Attached, ProgramError, SteeringProgram, af_xdp_users};
 
 use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin, SINGLE_CHUNK_MTU};
 use crate::deadline::Deadline;
@@ -368,7 +368,7 @@ fn bind(
                     return Err(Refusal::Final(OpenError::QueueInUse {
                         name: carrier.name.clone(),
                         queue: sizes.number_of(rings.queues()),
-                        users: other_af_xdp_users(),
+                        users: af_xdp_users(),
                     }));
                 }
                 std::thread::sleep(BUSY_RETRY_PAUSE);
@@ -379,10 +379,6 @@ fn bind(
             Err(error) => return Err(Refusal::Mode(error)),
         }
     }
-}
-
-fn other_af_xdp_users() -> Vec<Holder> {
-    af_xdp_users().into_iter().filter(|user| user.pid != std::process::id()).collect()
 }
 
 fn memory_error(source: io::Error, sizes: Sizes) -> OpenError {

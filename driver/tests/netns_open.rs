@@ -71,7 +71,7 @@ fn netns_without_rights_the_error_names_them() {
     let open = || Interface::open(DEV, &DriverConfig::default()).unwrap_err();
     let none = deprived(&lab, CapabilitySet::all(), open);
     assert!(matches!(none, OpenError::Permission { .. }), "{none:?}");
-    assert!(none.to_string().contains("cap_net_admin"));
+    assert!(none.to_string().contains("+net_admin"), "{none}");
     let loads = CapabilitySet::BPF | CapabilitySet::SYS_ADMIN;
     assert!(matches!(deprived(&lab, loads, open), OpenError::Permission { .. }));
     let sockets = deprived(&lab, CapabilitySet::NET_RAW, open);
@@ -84,7 +84,7 @@ fn named_capabilities(lab: &Lab) -> CapabilitySet {
     let open = || Interface::open(DEV, &DriverConfig::default()).unwrap_err();
     let text = deprived(lab, CapabilitySet::all(), open).to_string().to_uppercase();
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    words.filter_map(|word| CapabilitySet::from_name(word.strip_prefix("CAP_")?)).collect()
+    words.filter_map(|word| CapabilitySet::from_name(word.strip_prefix("CAP_").unwrap_or(word))).collect()
 }
 
 /// Opens the interface and exchanges a frame on a thread of user 65534 (nobody) that has `rights` alone.
@@ -143,7 +143,7 @@ fn netns_a_second_owner_is_refused_and_the_first_one_named() {
     let refused = lab.open_with(Side::A, &DriverConfig::default()).unwrap_err();
     let OpenError::InUse { holder: Some(holder), .. } = &refused else { panic!("{refused:?}") };
     assert_eq!(holder.pid, std::process::id());
-    assert!(refused.to_string().contains(&format!("process {}", holder.pid)), "{refused}");
+    assert!(refused.to_string().contains("open in this process already"), "{refused}");
 
     // Replacing the program does not free the queue, which its owner still holds.
     let config = DriverConfig {
@@ -154,7 +154,7 @@ fn netns_a_second_owner_is_refused_and_the_first_one_named() {
     let busy = lab.open_with(Side::A, &config).unwrap_err();
     let OpenError::QueueInUse { queue: 0, users, .. } = &busy else { panic!("{busy:?}") };
     assert!(users.iter().any(|user| user.pid == std::process::id()), "{users:?}");
-    assert!(busy.to_string().contains(&format!("process {}", std::process::id())), "{busy}");
+    assert!(busy.to_string().contains("this process"), "{busy}");
     drop(first);
     drop(lab.open(Side::A));
 }
