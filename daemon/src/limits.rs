@@ -212,43 +212,36 @@ mod tests {
         assert!(rates.users.is_empty(), "a full bucket is kept");
     }
 
+    const LIMITS: Limits = Limits {
+        devices: 2,
+        ports: 1,
+        memory_bytes: 8192,
+        requests_per_second: 1,
+        all_devices: 3,
+        all_memory_bytes: 16384,
+    };
+
     #[test]
     fn limits_are_refused_at_their_value_and_not_before() {
-        let limits = Limits {
-            devices: 2,
-            ports: 1,
-            memory_bytes: 8192,
-            requests_per_second: 1,
-            all_devices: 3,
-            all_memory_bytes: 16384,
-        };
         let usage = |devices, memory_bytes| Usage { devices, memory_bytes, ..Usage::default() };
-        assert_eq!(limits.device(&usage(1, 4096), 4096), Ok(()));
-        assert_eq!(limits.device(&usage(2, 0), 1).unwrap_err().reason, Reason::Limit);
-        assert_eq!(limits.device(&usage(1, 4096), 4097).unwrap_err().reason, Reason::Limit);
-        assert_eq!(limits.device(&usage(0, 0), u64::MAX).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.device(&usage(1, 4096), 4096), Ok(()));
+        assert_eq!(LIMITS.device(&usage(2, 0), 1).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.device(&usage(1, 4096), 4097).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.device(&usage(0, 0), u64::MAX).unwrap_err().reason, Reason::Limit);
         let removing = |slots, slots_bytes| Usage { slots, slots_bytes, ..Usage::default() };
-        assert_eq!(limits.device(&removing(3, 12288), 4096), Ok(()));
-        assert_eq!(limits.device(&removing(4, 0), 1).unwrap_err().reason, Reason::Limit);
-        assert_eq!(limits.device(&removing(3, 12288), 4097).unwrap_err().reason, Reason::Limit);
-        assert_eq!(limits.port(&Usage::default()), Ok(()));
-        assert_eq!(limits.port(&Usage { ports: 1, ..Usage::default() }).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.device(&removing(3, 12288), 4096), Ok(()));
+        assert_eq!(LIMITS.device(&removing(4, 0), 1).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.device(&removing(3, 12288), 4097).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.port(&Usage::default()), Ok(()));
+        assert_eq!(LIMITS.port(&Usage { ports: 1, ..Usage::default() }).unwrap_err().reason, Reason::Limit);
     }
 
     /// One person may have many users (subordinate IDs), so there are limits for all of them together.
     #[test]
     fn attack_all_users_together_have_limits() {
-        let limits = Limits {
-            devices: 2,
-            ports: 1,
-            memory_bytes: 8192,
-            requests_per_second: 1,
-            all_devices: 3,
-            all_memory_bytes: 16384,
-        };
         let all = |slots, slots_bytes| Usage { slots, slots_bytes, ..Usage::default() };
-        assert_eq!(limits.all_devices(&all(2, 8192), 8192), Ok(()));
-        assert!(limits.all_devices(&all(3, 0), 1).unwrap_err().text.contains("--devices"));
-        assert!(limits.all_devices(&all(2, 8193), 8192).unwrap_err().text.contains("--memory"));
+        assert_eq!(LIMITS.all_devices(&all(2, 8192), 8192), Ok(()));
+        assert!(LIMITS.all_devices(&all(3, 0), 1).unwrap_err().text.contains("--devices"));
+        assert!(LIMITS.all_devices(&all(2, 8193), 8192).unwrap_err().text.contains("--memory"));
     }
 }

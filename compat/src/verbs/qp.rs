@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::{Access, QpState, QueuePair, QueuePairOptions};
+use xwarp_verbs::{Access, Limits, QpState, QueuePair, QueuePairOptions};
 
 use super::{
     card,
@@ -75,6 +75,23 @@ pub struct Qp {
 
 object!(Qp: ibv_qp is qp_base of ibv_qp_ex);
 
+/// Rounds requested capacities up to those that a queue pair gets. A queue pair with a shared receive queue has no receives of
+/// its own.
+fn grant_capacities(cap: &mut ibv_qp_cap, limits: &Limits, has_srq: bool) {
+    // Programs that use one direction only request empty queues and lists.
+    for depth in [&mut cap.max_send_wr, &mut cap.max_recv_wr] {
+        *depth = granted(*depth, 1, limits.max_qp_wr);
+    }
+    for pieces in [&mut cap.max_send_sge, &mut cap.max_recv_sge] {
+        *pieces = (*pieces).max(LEAST_SGE.min(limits.max_sge));
+    }
+    // Devices have room for some inline data, which programs use without asking for it.
+    cap.max_inline_data = cap.max_inline_data.max(INLINE_BYTES);
+    if has_srq {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+}
+
 impl Qp {
     /// Creates a queue pair, and stores the capacities that it has.
     pub fn new(pd: &Arc<Pd>, init: &mut ibv_qp_init_attr) -> Result<Arc<Self>, Errno> {
@@ -91,20 +108,8 @@ impl Qp {
         {
             return Err(Errno::EINVAL);
         }
-        let cap = &mut init.cap;
-        let limits = pd.context.card.device.attributes().limits;
-        // Programs that use one direction only request empty queues and lists.
-        for depth in [&mut cap.max_send_wr, &mut cap.max_recv_wr] {
-            *depth = granted(*depth, 1, limits.max_qp_wr);
-        }
-        for pieces in [&mut cap.max_send_sge, &mut cap.max_recv_sge] {
-            *pieces = (*pieces).max(LEAST_SGE.min(limits.max_sge));
-        }
-        // Devices have room for some inline data, which programs use without asking for it.
-        cap.max_inline_data = cap.max_inline_data.max(INLINE_BYTES);
-        if srq.is_some() {
-            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
-        }
+        grant_capacities(&mut init.cap, &pd.context.card.device.attributes().limits, srq.is_some());
+        let cap = &init.cap;
         let number = pd.context.card.qp_number();
         let options = QueuePairOptions {
             context: number.into(),
