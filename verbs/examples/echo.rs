@@ -58,7 +58,7 @@ impl End {
 fn serve(device: &Device, port: u16) -> Result<(), Failure> {
     let listener = device.listen(SocketAddr::from(([0, 0, 0, 0], port)), ListenOptions::default())?;
     println!("listening at port {port}");
-    let request = listener.accept(LIMIT)?;
+    let mut request = listener.accept(LIMIT)?;
     let end = End::new(device)?;
     let connection = request.accept(&end.qp, AcceptOptions::default(), LIMIT)?;
     // The first completion is the client's message: nothing else is posted.

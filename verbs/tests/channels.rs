@@ -76,7 +76,7 @@ fn connect_by_polling(
     let listener = server.listen(address, ListenOptions::default()).unwrap();
     assert!(listener.poll().unwrap().is_none());
     let mut initiator = client.start_connect(client_qp, address, ConnectOptions::default(), LIMIT).unwrap();
-    let request = loop {
+    let mut request = loop {
         assert!(initiator.poll().is_none(), "nobody has accepted");
         if let Some(request) = listener.poll().unwrap() {
             break request;
@@ -142,7 +142,7 @@ fn tokio_awaits_connections_completions_and_events() {
                 let qp =
                     pair[0].create_pd().unwrap().create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
                 qp.post_recv(&RecvRequest::new(0, &[])).unwrap();
-                let request = listener.next().await.unwrap();
+                let mut request = listener.next().await.unwrap();
                 let accepted = request.start_accept(&qp, AcceptOptions::default()).unwrap();
                 let connection = accepted.established().await.unwrap();
                 for round in 0..ROUNDS {

@@ -455,7 +455,7 @@ fn one_listener_serves_many_clients_at_once() {
             let (pd, cq, _unused) = queue_pair(server, QueuePairOptions::default());
             (0..CLIENTS)
                 .map(|_| {
-                    let request = listener.accept(LIMIT).unwrap();
+                    let mut request = listener.accept(LIMIT).unwrap();
                     let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
                     let private_data = request.private_data().to_vec();
                     let options = AcceptOptions { private_data, ..Default::default() };
@@ -606,6 +606,37 @@ fn a_request_that_was_rejected_with_too_much_private_data_still_waits() {
     assert!(matches!(incoming.id.accept(&server_qp.2, too_much), Err(CmError::Engine(_))));
     incoming.id.accept(&server_qp.2, AcceptOptions::default()).unwrap();
     assert!(matches!(next(client, at_client).kind, EventKind::Established { .. }));
+}
+
+/// What was wrong with an answer costs the answer, not the request: the peer still waits.
+#[test]
+fn a_request_that_could_not_be_accepted_can_be_accepted_or_rejected() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
+    let (_cpd, _ccq, cqp) = queue_pair(client, QueuePairOptions::default());
+    let listener = server.listen(server_address(7), ListenOptions::default()).unwrap();
+    let too_much = || AcceptOptions { private_data: vec![0; 70_000], ..AcceptOptions::default() };
+    thread::scope(|scope| {
+        let connecting =
+            scope.spawn(|| client.connect(&cqp, server_address(7), ConnectOptions::default(), LIMIT));
+        let mut request = listener.accept(LIMIT).unwrap();
+        assert!(request.accept(&sqp, too_much(), LIMIT).is_err());
+        assert!(matches!(request.start_accept(&sqp, too_much()), Err(CmError::Engine(_))));
+        let _connection = request.accept(&sqp, AcceptOptions::default(), LIMIT).unwrap();
+        assert!(matches!(request.reject(b"late"), Err(CmError::State { .. })), "it has been answered");
+        connecting.join().unwrap().unwrap();
+    });
+    let (_other, _other_cq, other) = queue_pair(client, QueuePairOptions::default());
+    thread::scope(|scope| {
+        let connecting =
+            scope.spawn(|| client.connect(&other, server_address(7), ConnectOptions::default(), LIMIT));
+        let mut request = listener.accept(LIMIT).unwrap();
+        assert!(request.start_accept(&sqp, too_much()).is_err());
+        request.reject(b"sorry").unwrap();
+        let refused = connecting.join().unwrap().unwrap_err();
+        assert!(matches!(&refused, ConnectionError::Rejected(data) if data == b"sorry"), "{refused:?}");
+    });
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn a_request_waits_while_there_is_no_descriptor_for_its_channel() {
         setrlimit(Resource::Nofile, limits).unwrap();
         drop(files);
         assert!(refused.is_err(), "{refused:?}");
-        let request = listener.poll().unwrap().expect("the request waits");
+        let mut request = listener.poll().unwrap().expect("the request waits");
         request.accept(&server_qp, AcceptOptions::default(), LIMIT).unwrap();
         connecting.join().unwrap().unwrap();
     });

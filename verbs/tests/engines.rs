@@ -75,7 +75,7 @@ fn connect<'qp>(
             server.progress();
             client.progress();
             if accepting.is_none()
-                && let Some(request) = listener.poll().unwrap()
+                && let Some(mut request) = listener.poll().unwrap()
             {
                 assert_eq!(request.engine(), engine, "a SYN arrives on the queue on which it was sent");
                 accepting = Some(request.start_accept(theirs, AcceptOptions::default()).unwrap());

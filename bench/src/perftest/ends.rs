@@ -136,7 +136,7 @@ impl Ends {
                 endpoint.device.connect(&qp, *server, options, CONNECT_LIMIT)?
             }
             Meet::Listener(listener) => {
-                let request = listener.accept(FILL_LIMIT).context("no test connection arrived")?;
+                let mut request = listener.accept(FILL_LIMIT).context("no test connection arrived")?;
                 let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() };
                 request.accept(&qp, options, CONNECT_LIMIT)?
             }

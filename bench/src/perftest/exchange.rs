@@ -83,7 +83,7 @@ impl Exchange {
 
     /// Accepts the next connection, as the server, without a time limit.
     pub fn accept(endpoint: &Endpoint, listener: &Listener) -> Result<Self> {
-        let request = next_request(listener)?;
+        let mut request = next_request(listener)?;
         let mut exchange = Self::new(endpoint, Role::Server)?;
         let options = AcceptOptions { ird: 0, ord: 0, ..AcceptOptions::default() };
         exchange.connection = Some(request.accept(&exchange.qp, options, CONNECT_LIMIT)?);

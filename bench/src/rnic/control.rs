@@ -96,7 +96,7 @@ impl Control {
     }
 
     /// Accepts a client.
-    pub fn accept(endpoint: &Endpoint, request: ConnectionRequest) -> Result<Self> {
+    pub fn accept(endpoint: &Endpoint, mut request: ConnectionRequest) -> Result<Self> {
         let mut control = Self::new(endpoint)?;
         let options = AcceptOptions { ird: 0, ord: 0, ..AcceptOptions::default() };
         control.connection = Some(request.accept(&control.qp, options, CONNECT_LIMIT)?);

@@ -251,7 +251,7 @@ impl Links {
         let mut list = Vec::new();
         for number in 0..plan.queue_pairs {
             let qp = parts.queue_pair(endpoint, plan)?;
-            let request = listener
+            let mut request = listener
                 .accept(CONNECT_LIMIT)
                 .with_context(|| format!("queue pair {number} of the client"))?;
             let options = AcceptOptions { ird: plan.reads, ord: plan.reads, ..AcceptOptions::default() };

@@ -139,7 +139,7 @@ pub fn serve_with(
     let listener = device.listen(address, ListenOptions::default())?;
     listens();
     for _ in 0..connections {
-        let request = listener.accept(Duration::from_secs(120))?;
+        let mut request = listener.accept(Duration::from_secs(120))?;
         let end = End::new(device)?;
         end.post_receive()?;
         let connection = request.accept(&end.qp, AcceptOptions::default(), LIMIT)?;
@@ -181,7 +181,7 @@ pub fn itself(address: SocketAddr, messages: usize) -> Result<()> {
     answers.post_receive()?;
     thread::scope(|scope| {
         let accepts = scope.spawn(|| -> Result<()> {
-            let request = listener.accept(LIMIT)?;
+            let mut request = listener.accept(LIMIT)?;
             let _connection = request.accept(&answers.qp, AcceptOptions::default(), LIMIT)?;
             (0..messages).try_for_each(|number| answers.answer(number))
         });

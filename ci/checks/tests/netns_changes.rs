@@ -48,7 +48,7 @@ impl End {
         let device = Device::open(INTERFACE).unwrap();
         let listener = device.listen(address, ListenOptions::default()).unwrap();
         listening.send(()).unwrap();
-        let request = listener.accept(LIMIT).unwrap();
+        let mut request = listener.accept(LIMIT).unwrap();
         let (pd, cq, qp, inbox) = parts(&device);
         let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
         Self { _connection: connection, qp, cq, inbox, _pd: pd, device }

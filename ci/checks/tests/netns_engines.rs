@@ -84,7 +84,7 @@ fn pattern(engine: usize, number: usize) -> Vec<u8> {
 
 /// Accepts one connection, whose private data is the number of the client's engine, and advertises the region.
 fn accept_with(listener: &Listener, qp: &QueuePair, region: &MemoryRegion) -> (Connection, usize) {
-    let request = listener.accept(LIMIT).unwrap();
+    let mut request = listener.accept(LIMIT).unwrap();
     let engine = usize::from(request.private_data()[0]);
     let private_data = region.key().value().to_be_bytes().to_vec();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };

@@ -127,7 +127,7 @@ fn serve(mpa: MpaConfig, request: Vec<u8>, reply: Vec<u8>, version: u8) {
             let options = ListenOptions { framing: Some(mpa.into()), ..ListenOptions::default() };
             let listener = local.device.listen(address, options).unwrap();
             ready.send(region.key().value()).unwrap();
-            let incoming = listener.accept(LIMIT).unwrap();
+            let mut incoming = listener.accept(LIMIT).unwrap();
             let depths = AcceptOptions { ird: 2, ord: 2, ..AcceptOptions::default() };
             let connection = incoming.accept(&local.qp, depths, LIMIT).unwrap();
             let versions = if version == 0 { Versions::Rdmac } else { Versions::Ietf };

@@ -83,7 +83,7 @@ impl Server {
             .listen(address, ListenOptions { framing: Some(mpa.into()), ..ListenOptions::default() })
             .unwrap();
         ready.send(()).unwrap();
-        let request = listener.accept(LIMIT).unwrap();
+        let mut request = listener.accept(LIMIT).unwrap();
         let cq = device.create_cq(16).unwrap();
         let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
         let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
@@ -128,7 +128,7 @@ impl Server {
             qp.post_recv(&RecvRequest::new(id, &[region.sge(0, RECEIVE)])).unwrap();
         }
         drop(stale);
-        let request = self.listener.accept(LIMIT).unwrap();
+        let mut request = self.listener.accept(LIMIT).unwrap();
         let depths = AcceptOptions { ird: 2, ord: 2, ..AcceptOptions::default() };
         let connection = request.accept(&qp, depths, LIMIT).unwrap();
         let mut posted = case.receives;

@@ -63,7 +63,7 @@ fn serve_many(lab: &Lab, listening: &Barrier) -> Vec<Vec<u8>> {
     listening.wait();
     let mut ends = Vec::new();
     for _ in 0..CLIENTS {
-        let request = listener.accept(LIMIT).unwrap();
+        let mut request = listener.accept(LIMIT).unwrap();
         let (pd, cq, qp) = parts(&server);
         let inbox = pd.allocate(64, Access::LOCAL_WRITE).unwrap();
         qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 64)])).unwrap();
@@ -326,7 +326,7 @@ fn netns_frames_that_the_peers_kernel_did_not_segment_are_received() {
             for listener in &listeners {
                 let (pd, _cq, qp) = parts(&device);
                 let region = pd.allocate(WRITTEN, Access::all()).unwrap();
-                let request = listener.accept(LIMIT).unwrap();
+                let mut request = listener.accept(LIMIT).unwrap();
                 let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
                 keys.send(region.key().value()).unwrap();
                 assert!(connection.wait_disconnected(LIMIT).unwrap());

@@ -32,7 +32,7 @@ pub fn serve(
     let inbox = pd.allocate(8, Access::LOCAL_WRITE)?;
     qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 8)]))?;
 
-    let request = listener.accept(LIMIT)?;
+    let mut request = listener.accept(LIMIT)?;
     let private_data = board.remote(0).to_bytes().to_vec();
     let connection = request.accept(&qp, AcceptOptions { private_data, ..Default::default() }, LIMIT)?;
 

@@ -14,7 +14,7 @@ use crate::{
 pub fn serve(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
     let listener = device.listen(arguments.address, ListenOptions::default())?;
     println!("listening at {}", arguments.address);
-    let request = listener.accept(arguments.limit)?;
+    let mut request = listener.accept(arguments.limit)?;
     println!("{} asks, {} bytes of private data", request.peer_address(), request.private_data().len());
     if arguments.reject {
         request.reject(&arguments.private_data)?;

@@ -2,6 +2,7 @@
 //! channel. Each has a descriptor and a `poll` that does not block, and each wait has a time limit.
 
 use std::{
+    mem,
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     sync::atomic::{AtomicBool, Ordering},
@@ -218,7 +219,8 @@ pub struct Listener {
     channel: EventChannel,
 }
 
-/// A peer's request for a connection: accept it or reject it. Dropping it rejects.
+/// A peer's request for a connection: accept it or reject it. Dropping it rejects. A call that fails at once leaves the request
+/// as it was, to be answered in another way; after a call that succeeded, further answers are [`CmError::State`].
 #[derive(Debug)]
 pub struct ConnectionRequest {
     request: IncomingRequest,
@@ -305,7 +307,7 @@ impl ConnectionRequest {
 
     /// Accepts the request for `qp` and waits until the connection is established, at most for `limit`.
     pub fn accept(
-        self,
+        &mut self,
         qp: &QueuePair,
         options: AcceptOptions,
         limit: Duration,
@@ -315,13 +317,13 @@ impl ConnectionRequest {
 
     /// Accepts the request for `qp`, without waiting for the connection.
     pub fn start_accept(
-        self,
+        &mut self,
         qp: &QueuePair,
         options: AcceptOptions,
     ) -> Result<Connecting<'static>, CmError> {
-        let Self { request: IncomingRequest { id, .. }, channel } = self;
-        id.accept(qp, options)?;
-        let device = id.device().clone();
+        self.request.id.accept(qp, options)?;
+        let (device, channel) = (self.request.id.device().clone(), self.channel.clone());
+        let id = mem::replace(&mut self.request.id, CmId::in_engine(&device, &channel, qp.engine()));
         Ok(Connecting { id: Some(id), channel, device, initiator: None })
     }
 
