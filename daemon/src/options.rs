@@ -1,13 +1,14 @@
 //! The command line.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum, value_parser};
+use ipnet::IpNet;
 use xwarp_control::DEFAULT_SOCKET;
-use xwarp_driver::FromClients;
+use xwarp_driver::{FromClients, Sharing};
 
 use crate::limits::Limits;
 use crate::slots::MAX_SLOTS;
@@ -61,6 +62,13 @@ pub struct Options {
     /// range has]
     #[arg(long, value_name = "LOW-HIGH", value_parser = ports)]
     pub ports: Option<Ports>,
+    /// Peers on the network that clients may talk to: a prefix such as 10.1.0.0/16 or fd00:1::/64, or several with commas
+    /// between them [default: all]. Clients of this host always reach each other
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = prefix, num_args = 1..=MAX_PREFIXES)]
+    pub peers: Vec<IpNet>,
+    /// What each client may send out of an interface, in Mbit/s; frames beyond that are dropped [default: no limit]
+    #[arg(long, value_name = "MBIT", value_parser = value_parser!(u64).range(1..=10_000_000))]
+    pub rate_per_client: Option<u64>,
     /// Who may have ports below net.ipv4.ip_unprivileged_port_start
     #[arg(long, value_enum, default_value_t = PrivilegedPorts::Root)]
     pub privileged_ports: PrivilegedPorts,
@@ -77,6 +85,8 @@ pub struct Options {
 
 /// Largest limit on frame memory, in MiB: 16 TiB.
 const MAX_MEMORY_MIB: u64 = 1 << 24;
+/// Largest number of prefixes, the size of the program's table.
+const MAX_PREFIXES: usize = 1024;
 /// Defaults of one user: devices for each CPU, so that a rank of MPI on each, of several jobs, has one; the least number of
 /// devices; and frame memory of a device.
 const DEVICES_PER_CPU: usize = 4;
@@ -134,6 +144,20 @@ impl Options {
         }
     }
 
+    /// What clients may do, and how their frames travel.
+    pub(crate) fn sharing(&self) -> Sharing {
+        Sharing {
+            from_clients: self.from_clients.into(),
+            peers: self.peers.clone(),
+            bits_per_second: self.rate_per_client.map(|mbit| mbit * 1_000_000),
+        }
+    }
+
+    /// Whether clients may talk to this address on the network.
+    pub(crate) fn allows_peer(&self, address: IpAddr) -> bool {
+        self.peers.is_empty() || self.peers.iter().any(|prefix| prefix.contains(&address))
+    }
+
     pub(crate) fn quarantine(&self) -> Duration {
         Duration::from_secs(self.quarantine)
     }
@@ -157,6 +181,13 @@ fn ports(text: &str) -> Result<Ports, String> {
         (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(Ports(first, last)),
         _ => Err(wrong()),
     }
+}
+
+/// A prefix, or an address, which is a prefix of all its bits.
+fn prefix(text: &str) -> Result<IpNet, String> {
+    let address = text.parse::<IpAddr>().map(IpNet::from);
+    let wrong = |_| "a prefix such as 10.1.0.0/16 or fd00:1::/64, or an address".to_owned();
+    text.parse().or(address).map_err(wrong)
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -203,6 +234,7 @@ mod tests {
             ("--devices-per-user", ["0", "4096"], "4095"),
             ("--ports-per-user", ["0", "65536"], "65535"),
             ("--vlan", ["0", "4095"], "4094"),
+            ("--rate-per-client", ["0", "18446744073709551615"], "10000000"),
         ] {
             for wrong in wrong {
                 assert!(parsed(option, wrong).is_err(), "{option} {wrong}");
@@ -219,6 +251,26 @@ mod tests {
         for wrong in ["", "1", "0-9", "9-1", "1-65536", "a-b"] {
             assert!(ports(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn peers_are_prefixes_of_both_families() {
+        let options = |peers: &str| Options::try_parse_from(["xwarpd", "eth0", "--peers", peers]);
+        let some = options("10.1.0.0/16,fd00:1::/64,192.0.2.7").unwrap();
+        for (peer, allowed) in [
+            ("10.1.255.1", true),
+            ("10.2.0.1", false),
+            ("192.0.2.7", true),
+            ("192.0.2.8", false),
+            ("fd00:1::7", true),
+            ("fd00:1:0:1::7", false),
+        ] {
+            assert_eq!(some.allows_peer(peer.parse().unwrap()), allowed, "{peer}");
+        }
+        for wrong in ["10.1.0.0/33", "fd00::/129", "eth0", "", "10.1.0.0/16,"] {
+            assert!(options(wrong).is_err(), "{wrong}");
+        }
+        assert!(Options::try_parse_from(["xwarpd", "eth0"]).unwrap().allows_peer(IpAddr::from([9; 4])));
     }
 
     #[test]

@@ -115,6 +115,13 @@ impl Server {
             return Err(refusal(Reason::State, "no device is open"));
         };
         let Some(uplink) = self.uplinks.get(uplink) else { return Ok(None) };
+        if let Request::Resolve { destination, .. } | Request::NextHop { destination, .. } = body
+            && !self.options.allows_peer(destination)
+            && !uplink.shared.addresses().contains(&destination)
+        {
+            let text = format!("the administrator allows no connection to {destination} (xwarpd --peers)");
+            return Err(refusal(Reason::Route, text));
+        }
         match body {
             Request::Reserve { address, port } => {
                 let port = self.reserve(id, address, port)?;

@@ -29,7 +29,7 @@ impl Uplink {
     pub(crate) fn open(name: &str, options: &Options) -> Result<Self> {
         let mode = if options.generic { ModePreference::Force(Mode::Generic) } else { ModePreference::Probe };
         let config = DriverConfig { mode, vlan: options.vlan, ..DriverConfig::default() };
-        let shared = SharedInterface::open(name, &config, options.from_clients.into())?;
+        let shared = SharedInterface::open(name, &config, &options.sharing())?;
         let resolver = shared.resolver().context("opening a netlink socket")?;
         let uplink = Self { shared, resolver, removed: false };
         uplink.follow();

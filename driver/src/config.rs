@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use xwarp_control::{Hook, Sizes};
 use xwarp_tcp::wire::Mac;
 
@@ -82,6 +83,17 @@ pub enum FromClients {
     Native,
     /// After the kernel has made a socket buffer, which every interface sends.
     Generic,
+}
+
+/// How a helper shares an interface among its clients.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sharing {
+    /// Where XDP runs on the frames that clients send.
+    pub from_clients: FromClients,
+    /// The only peers on the network that clients may talk to; empty: all. Clients of one host always reach each other.
+    pub peers: Vec<IpNet>,
+    /// What each client may send out of the interface, in bits per second.
+    pub bits_per_second: Option<u64>,
 }
 
 /// How to open an interface.

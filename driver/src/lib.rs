@@ -52,7 +52,7 @@ mod sys;
 
 pub use config::{
     Attributes, DriverConfig, FromClients, LinkCounters, Mode, ModePreference, Origin, OriginPreference,
-    SINGLE_CHUNK_MTU,
+    SINGLE_CHUNK_MTU, Sharing,
 };
 pub use error::{CAPABILITIES, OpenError, PortError, RIGHTS_OF_A_USER, ResolveError, one_line};
 pub use frames::FrameCensus;

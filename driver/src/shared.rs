@@ -9,9 +9,9 @@ use std::sync::Arc;
 use rustix::net::sockopt;
 use rustix::net::xdp::SocketAddrXdpFlags;
 use xwarp_control::{Hook, Sizes as GrantedSizes};
-use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, Relay, Switch};
+use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, ProgramError, Relay, Switch};
 
-use crate::config::{Attributes, DriverConfig, FromClients, Mode, ModePreference, SINGLE_CHUNK_MTU};
+use crate::config::{Attributes, DriverConfig, FromClients, Mode, ModePreference, SINGLE_CHUNK_MTU, Sharing};
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::features;
@@ -39,7 +39,7 @@ impl SharedInterface {
     ///
     /// # Errors
     /// As [`Interface::open`](crate::Interface::open).
-    pub fn open(name: &str, config: &DriverConfig, from_clients: FromClients) -> Result<Self, OpenError> {
+    pub fn open(name: &str, config: &DriverConfig, sharing: &Sharing) -> Result<Self, OpenError> {
         // Now, so that the first reserved port leaves no further descriptor in the helper.
         sys::prepare_for_forks();
         let system = |doing| move |source| OpenError::System { doing, source };
@@ -48,12 +48,13 @@ impl SharedInterface {
         let multi_buffer = found.carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
         let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer };
         let mut switch = Switch::load(&program_config).map_err(open::load_error)?;
-        let failed = |error: xwarp_prog::ProgramError| OpenError::Program(error.to_string());
+        let failed = |error: ProgramError| OpenError::Program(error.to_string());
         switch.station().set(found.link.mac.0).map_err(failed)?;
+        allow(&switch, sharing).map_err(failed)?;
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let hook = attach(&mut switch, &found, config)?;
         let takes_redirected = hook != Hook::Generic
-            && match from_clients {
+            && match sharing.from_clients {
                 FromClients::Native => true,
                 FromClients::Generic => false,
                 // A veth takes redirected frames only while its other end has a native XDP program or GRO, and announces the
@@ -152,6 +153,14 @@ impl SharedInterface {
     pub fn resolver(&self) -> io::Result<Resolver> {
         Resolver::new(self.watch.state.facts(), self.attributes())
     }
+}
+
+/// Writes what clients may do to the maps of the switch, before it has clients.
+fn allow(switch: &Switch, sharing: &Sharing) -> Result<(), ProgramError> {
+    for prefix in &sharing.peers {
+        switch.policy().allow_peers(prefix.network(), prefix.prefix_len())?;
+    }
+    sharing.bits_per_second.map_or(Ok(()), |rate| switch.policy().limit_rate(rate))
 }
 
 /// Attaches the switch in the first mode that works. If another program has the interface, only the clients' outgoing

@@ -87,6 +87,10 @@ program_counters! {
     dropped_no_owner,
     /// Dropped: its client has no socket.
     dropped_no_socket,
+    /// Dropped: from or to a peer that the administrator does not allow.
+    dropped_peer,
+    /// Dropped: its client sends faster than the administrator allows.
+    dropped_rate,
 }
 
 /// The sum of each counter over all CPUs.

@@ -12,6 +12,7 @@ mod attach;
 mod counters;
 mod holder;
 mod keys;
+mod policy;
 mod relay;
 mod switch;
 
@@ -49,6 +50,7 @@ pub use addresses::{Addresses, Station};
 pub use attach::{AttachError, AttachMode, Attached, attached_to};
 pub use counters::{ProgramCounters, SwitchCounters};
 pub use holder::{Holder, af_xdp_users, socket_user};
+pub use policy::Policy;
 pub use relay::Relay;
 pub use switch::{PairLinks, SWITCH_NAME, Switch};
 

@@ -10,6 +10,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 use crate::addresses::{Addresses, Station};
 use crate::attach::{self, AttachError, AttachMode};
 use crate::counters::SwitchCounters;
+use crate::policy::Policy;
 use crate::switch_skeleton::{SwitchSkel, SwitchSkelBuilder};
 use crate::{HAS_FRAGS, ProgramConfig, ProgramError, configure, keys, redirect_messages, remove};
 
@@ -31,6 +32,7 @@ pub struct Switch {
     slots: MapHandle,
     sockets: MapHandle,
     station: Station,
+    policy: Policy,
     counters: MapHandle,
     link: Option<OwnedFd>,
 }
@@ -75,6 +77,7 @@ impl Switch {
             slots: map(&maps.slots)?,
             sockets: map(&maps.sockets)?,
             station: Station(map(&maps.source)?),
+            policy: Policy::new(map(&maps.policy)?, map(&maps.peers)?),
             counters: map(&maps.counters)?,
             link: None,
         })
@@ -174,6 +177,11 @@ impl Switch {
     /// The Ethernet address of the interface: frames of clients must come from it, and those from the wire go to it.
     pub fn station(&self) -> &Station {
         &self.station
+    }
+
+    /// What the clients may do beyond owning their ports.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// The kernel's id of the program on the interface; 0 if the kernel does not report it.

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#define PROGRAM_REASONS (REASONS + 7)
+#define PROGRAM_REASONS (REASONS + 9)
 #include "frame.h"
 
 /* What the programs did with the other frames, after `enum reason`. */
@@ -16,6 +16,8 @@ enum switched {
 	REFUSED, /* to an own address, at a port without owner: answered by a reset */
 	DROPPED_NO_OWNER, /* the same, but not to be answered */
 	DROPPED_NO_SOCKET,
+	DROPPED_PEER, /* the administrator does not allow this peer */
+	DROPPED_RATE, /* the client sends faster than the administrator allows */
 };
 
 /* The slot of the client that owns a port. */

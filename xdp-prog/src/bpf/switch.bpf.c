@@ -6,7 +6,8 @@
 //   xwarp_uplink  on the interface, or behind it (relay.bpf.c): frames to a port that a client owns go into the client's pair, others to the kernel
 //   xwarp_port    on the near end: frames that a client sent, from an address and a port that it owns, go into the pair
 //                 of the client that owns the destination, or out of the interface; all others are dropped, and those with IP
-//                 options, without TTL, to no single host or with other tags than the interface's. A port of the
+//                 options, without TTL, to no single host or with other tags than the interface's; and those that the
+//                 administrator does not allow (policy.h). A port of the
 //                 interface's own addresses that no client owns is answered by a reset, as the kernel does
 //   xwarp_to_xsk  on the far end: every frame goes to the client's socket
 //
@@ -14,6 +15,7 @@
 // that reserves it keeps everybody else away. User space (`Switch` in switch.rs) fills the maps and owns them.
 
 #include "owners.h"
+#include "policy.h"
 
 /* Key of the interface itself in `clients`; slots of clients begin with 1. */
 #define UPLINK 0
@@ -74,6 +76,8 @@ int xwarp_uplink(struct xdp_md *ctx)
 		return drop(DROPPED_FRAGMENT);
 	if (!packet.quoted && is_martian(&packet.flow.remote))
 		return drop(DROPPED_MARTIAN);
+	if (!is_allowed_peer(&packet.flow.remote))
+		return drop(DROPPED_PEER);
 	return redirect(*slot, TO_CLIENT);
 }
 
@@ -194,8 +198,13 @@ int xwarp_port(struct xdp_md *ctx)
 	from = owner(&packet.flow.remote, packet.flow.remote_port);
 	if (!from || *from != *slot || !bpf_map_lookup_elem(&addresses, &packet.flow.remote))
 		return drop(DROPPED_FOREIGN);
-	if (!bpf_map_lookup_elem(&addresses, &packet.flow.local))
+	if (!bpf_map_lookup_elem(&addresses, &packet.flow.local)) {
+		if (!is_allowed_peer(&packet.flow.local))
+			return drop(DROPPED_PEER);
+		if (!is_within_rate(ctx, *slot))
+			return drop(DROPPED_RATE);
 		return redirect(UPLINK, TO_WIRE);
+	}
 	to = owner(&packet.flow.local, packet.flow.local_port);
 	if (!to)
 		return refuse(ctx, &packet);

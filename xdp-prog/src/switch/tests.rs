@@ -122,3 +122,48 @@ fn attack_clients_send_only_what_ordinary_senders_send() {
         }
     });
 }
+
+/// Prefixes of both families and of any length, in both directions; without a prefix, everybody is allowed.
+#[test]
+fn peers_are_allowed_by_their_prefixes() {
+    let [(ours, peer), (ours6, peer6)] = ends();
+    let other_bit = |address: SocketAddr, bit: usize| match address.ip() {
+        IpAddr::V4(v4) => {
+            SocketAddr::new(IpAddr::from((v4.to_bits() ^ 1 << (31 - bit)).to_be_bytes()), address.port())
+        }
+        IpAddr::V6(v6) => {
+            SocketAddr::new(IpAddr::from((v6.to_bits() ^ 1 << (127 - bit)).to_be_bytes()), address.port())
+        }
+    };
+    for (ours, peer, bits) in [(ours, peer, 20), (ours, peer, 32), (ours6, peer6, 61), (ours6, peer6, 128)] {
+        with_switch(&[], |switch, run| {
+            owned(switch, ours);
+            let others = [other_bit(peer, bits - 1), other_bit(peer, bits - 3)];
+            for other in others {
+                assert_eq!(run("port", &sent(&[], &tcp(ours, other, ack))), ["to_wire"], "{other}");
+            }
+            switch.policy().allow_peers(peer.ip(), bits as u8).unwrap();
+            assert_eq!(run("port", &sent(&[], &tcp(ours, peer, ack))), ["to_wire"]);
+            assert_eq!(run("uplink", &frame(&[], &tcp(peer, ours, syn))), ["to_client"]);
+            for other in others {
+                assert_eq!(run("port", &sent(&[], &tcp(ours, other, ack))), ["dropped_peer"], "{other}");
+                assert_eq!(run("uplink", &frame(&[], &tcp(other, ours, syn))), ["dropped_peer"], "{other}");
+            }
+        });
+    }
+}
+
+/// A client at 1000 bits per second may send two of the largest frames at once, and then no more for minutes.
+#[test]
+fn a_client_sends_its_burst_and_then_waits() {
+    let [(ours, peer), _] = ends();
+    with_switch(&[], |switch, run| {
+        owned(switch, ours);
+        switch.policy().limit_rate(0).unwrap();
+        let frame = sent(&[], &tcp(ours, peer, ack));
+        let sent = (0..10_000).take_while(|_| run("port", &frame) == ["to_wire"]).count();
+        let bytes = sent * frame.len();
+        assert!((1 << 17..1 << 18).contains(&bytes), "{sent} frames of {} bytes", frame.len());
+        assert_eq!(run("port", &frame), ["dropped_rate"]);
+    });
+}
