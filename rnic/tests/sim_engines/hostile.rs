@@ -426,14 +426,6 @@ fn sim_a_hostile_host_gets_no_further_when_the_applications_are_busy() {
     run_seeds(hostile_to_busy);
 }
 
-/// The peer closes its direction without the first FPDU, or never completes it, so the posted Sends can never leave.
-#[test]
-fn sim_seeds_65_and_99_a_peer_that_never_lets_us_send_does_not_hold_up_a_close() {
-    for seed in [65, 99] {
-        hostile(seed);
-    }
-}
-
 #[test]
 fn sim_the_hostile_host_gets_messages_through_and_connections_closed() {
     let seen = (1..=4).map(hostile).fold(Seen::default(), Add::add);

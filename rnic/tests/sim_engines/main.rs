@@ -8,5 +8,6 @@ mod mixed;
 mod placement;
 mod rdma_tcp;
 mod refusals;
+mod scripted;
 mod streaming;
 mod talk;

@@ -303,27 +303,6 @@ fn sim_mixed_faults_under_whole_engines_with_busy_applications() {
     run_seeds(|seed| mixed_on_chains(BUSY + seed, Framing::RdmaTcp));
 }
 
-/// The following seeds failed once; the tests are named after the causes.
-#[test]
-fn sim_chain_seed_2002504_no_request_succeeds_after_a_flushed_one() {
-    mixed_on_chains(2_002_504, Framing::Mpa);
-}
-
-#[test]
-fn sim_chain_seed_46246_data_does_not_overtake_a_forged_reset() {
-    mixed_on_chains(46_246, Framing::RdmaTcp);
-}
-
-#[test]
-fn sim_seed_6981_an_answer_before_the_handshake_ends_promises_no_larger_window() {
-    mixed(6981, Framing::Mpa);
-}
-
-#[test]
-fn sim_chain_seed_274_an_fpdu_placed_from_a_refused_payload_is_not_taken_again() {
-    mixed_on_chains(274, Framing::Mpa);
-}
-
 #[test]
 fn sim_the_same_seed_runs_engines_the_same() {
     for framing in [Framing::Mpa, Framing::RdmaTcp] {

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::Node;
+use super::{Node, congestion::CongestionCheck};
 use crate::{
     framing::{AcceptParams, Offer},
     link::{Batch, Link},
     seq::StreamOffset,
     stack::{Stack, StackConfig},
-    tcp,
     time::Instant,
     ulp::{Arrival, CloseReason, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
 };
@@ -158,11 +157,7 @@ pub struct End<L> {
     /// The connection, once its id is known.
     pub conn: Option<ConnId>,
     batch: Batch,
-    before: Option<tcp::Info>,
-    /// Largest path MTU so far, in bytes.
-    largest: u64,
-    /// Bytes that F-RTO may still send beyond the congestion window.
-    frto: u64,
+    check: CongestionCheck,
 }
 
 impl<L: Link> Node for End<L> {
@@ -192,7 +187,9 @@ impl<L: Link> Node for End<L> {
             self.stack.abort(conn);
         }
         self.stack.transmit(now, &mut self.link, &mut self.ulp);
-        self.check_congestion();
+        if let Some(info) = self.conn.and_then(|conn| self.stack.info(conn)) {
+            self.check.observe(&info, self.ulp.acked);
+        }
         received
     }
 
@@ -211,35 +208,8 @@ impl<L: Link> End<L> {
             link,
             conn: None,
             batch: Batch::default(),
-            before: None,
-            largest: 0,
-            frto: 0,
+            check: CongestionCheck::default(),
         }
-    }
-
-    /// Checks that new data is sent only while less than the congestion window is in flight, apart from a tail loss
-    /// probe (RFC 8985 section 7.3), limited transmit (RFC 3042: two segments), rounding up to segments, and two segments
-    /// after a time-out, by which F-RTO finds out whether it was spurious (RFC 5682 section 3.1 step 2b).
-    fn check_congestion(&mut self) {
-        let Some(info) = self.conn.and_then(|conn| self.stack.info(conn)) else { return };
-        let Some(before) = self.before.replace(info) else { return };
-        assert!(info.cwnd > 0 && info.ssthresh > 0, "{info:?}");
-        let sent = info.counters.bytes_out > before.counters.bytes_out;
-        let probed = info.counters.tlp_probes > before.counters.tlp_probes;
-        let allowed = info.cwnd + 4 * info.emss as u64;
-        if info.counters.rto_expired > before.counters.rto_expired {
-            self.frto = 2 * info.emss as u64;
-        }
-        if sent && !probed && info.in_flight > allowed {
-            let new = info.counters.bytes_out - before.counters.bytes_out;
-            assert!(new <= self.frto, "sent beyond the congestion window: {before:?}, then {info:?}");
-            self.frto -= new;
-        }
-        // A partly acknowledged segment counts in full, and may be longer than the EMSS: a probe of the path is.
-        let outstanding = info.counters.bytes_out - self.ulp.acked.min(info.counters.bytes_out);
-        self.largest = self.largest.max(u64::from(info.path_mtu));
-        let most = outstanding + self.largest.max(1500);
-        assert!(info.in_flight <= most, "more in flight than the {outstanding} outstanding: {info:?}");
     }
 
     /// Checks the state after all connections have ended.

@@ -7,6 +7,7 @@
 //! [`Link`]: crate::link::Link
 
 mod audit;
+mod congestion;
 mod direction;
 mod end;
 mod faults;
@@ -21,6 +22,8 @@ mod tests;
 mod ulpdu;
 mod wire;
 
+#[cfg(test)]
+pub(crate) use congestion::CongestionCheck;
 pub use direction::{Direction, Tally};
 pub use end::{Counting, End, numbered, numbered_len};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};

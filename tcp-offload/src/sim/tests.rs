@@ -340,6 +340,39 @@ fn sim_the_same_seed_gives_the_same_trace() {
     }
 }
 
+/// Data sent after a forged reset could reach the reset's number, which would make it the peer's own. So nothing overtakes
+/// the reset, even where all frames are held back for later ones.
+#[test]
+fn sim_data_does_not_overtake_a_forged_reset() {
+    for seed in 0..20 {
+        let resets = Some(Resets { chance: 1.0, aim: Aim::Near });
+        let faults =
+            Faults { resets, reorder: 1.0, reorder_by: us(1000), reorder_depth: 3, ..Faults::default() };
+        let mut direction = Direction::new(faults, seed);
+        let (mut highest, mut forged) = (0, 0);
+        let mut arrived = |direction: &mut Direction, now, sent| {
+            while let Some(frame) = direction.deliver(now) {
+                let (segment, _) = segment(&frame);
+                if segment.flags.rst {
+                    forged += 1;
+                    let ahead = segment.seq.since(SeqNum::new(sent));
+                    assert!(ahead > 0, "{ahead} bytes beyond what was sent when it arrives");
+                } else {
+                    highest += 1;
+                }
+            }
+        };
+        for number in 0..50 {
+            let at = at_us(u64::from(number) * 10);
+            direction.send(at, &data(false, 1000 * number, 1000));
+            arrived(&mut direction, at, 1000 * (number + 1));
+        }
+        assert_eq!(forged, 50u64, "each arrives at once");
+        assert_eq!(forged, direction.tally().resets);
+        assert!(highest < 50, "data is held back");
+    }
+}
+
 #[test]
 fn sim_a_switch_learns_the_ports_of_addresses() {
     let (wire, mut links) = Wire::switch(&WireConfig::default(), &[Faults::default(); 3]);

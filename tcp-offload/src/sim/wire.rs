@@ -308,6 +308,11 @@ impl SimLink {
         self.wire.lock().ports[self.end].notify = Some(Arc::new(f));
     }
 
+    /// Changes how many chunks can wait in the transmit ring.
+    pub fn set_ring(&mut self, chunks: usize) {
+        self.ring = chunks;
+    }
+
     /// Whether a frame has arrived and waits to be received.
     pub fn has_arrivals(&self) -> bool {
         let shared = self.wire.lock();

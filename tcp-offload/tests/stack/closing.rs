@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use xwarp_tcp::{
-    link::{Link, RxFrame},
+    link::{Link, RxFrame, rx_pieces},
     secret::Secret,
-    sim::{Node, SimLink, path},
+    sim::{Faults, Node, SimLink, path},
     stack::{Stack, StackConfig},
-    tcp::TcpConfig,
+    tcp::{Keepalive, TcpConfig},
     ulp::{CloseReason, ConnId},
     wire::{
         Fields, Flags, Flow, Headers, Inbound, MOST_HEADER_BYTES, Options, Segment, Sum, Timestamps, parse,
@@ -236,4 +236,59 @@ fn rfc9293_s3_6_1_data_of_a_rejected_peer_is_answered_by_a_reset() {
     );
     assert_eq!((say(&mut lab, 1).unread, lab.server.stack.connections()), (2, 0));
     assert_eq!(lab.server.upper.closed.get(&request.index), Some(&CloseReason::Aborted));
+}
+
+/// A duplicate of the client's SYN arrives when the server has forgotten the connection, while the client is in TIME-WAIT:
+/// the client acknowledges what it has received (RFC 9293 section 3.10.7.4), which is no answer to the new SYN-ACK.
+#[test]
+fn rfc9293_s3_5_a_syn_that_arrives_after_its_connection_has_ended_opens_none() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let conn = lab.connect();
+    lab.client.turn(lab.now);
+    lab.now += Duration::from_millis(1);
+    lab.wire.advance(lab.now);
+    let (frame, first) = arrived(&mut lab.server.link).pop().unwrap();
+    assert!(first.flags.is_plain_syn());
+    let syn = rx_pieces(&lab.server.link, &frame, 0, frame.len()).concat();
+    lab.server.stack.receive(lab.now, &mut lab.server.link, frame, &mut lab.server.upper);
+    lab.pass(Duration::from_millis(5));
+    lab.client.send(conn, 100);
+    lab.client.finish(conn);
+    lab.pass(Duration::from_millis(5));
+    assert_eq!(lab.client.upper.closed.get(&conn.index), Some(&CloseReason::Graceful));
+    assert_eq!((lab.client.stack.connections(), lab.server.stack.connections()), (1, 0));
+    let before = lab.client.stack.tcp_counters();
+    lab.client.link.inject(&syn);
+    lab.pass(Duration::from_micros(500));
+    assert_eq!(lab.server.stack.half_open(), 1, "the SYN is answered");
+    let after = lab.client.stack.tcp_counters();
+    assert_eq!(after.segments_out - before.segments_out, 1, "an ACK of the old numbers");
+    assert!(lab.server.stack.tcp_counters().segments_out > 0);
+    lab.pass(Duration::from_secs(10));
+    assert_eq!((lab.server.stack.half_open(), lab.server.stack.connections()), (0, 0));
+    assert_eq!((lab.server.upper.established.len(), lab.client.stack.connections()), (1, 0));
+    lab.assert_no_errors();
+    lab.server.assert_nothing_leaked();
+}
+
+/// The server aborts, and its reset is lost. Only a keepalive probe shows an idle client that the connection is gone.
+#[test]
+fn rfc9293_s3_8_4_keepalive_detects_that_the_peers_reset_was_lost() {
+    let second = Duration::from_secs(1);
+    for keepalive in [None, Some(Keepalive { idle: 10 * second, interval: second, probes: 5 })] {
+        let mut lab = Lab::new(TcpConfig { keepalive, ..TcpConfig::default() }, 8);
+        let (conn, server) = connected(&mut lab);
+        lab.wire.set_faults(0, Faults { loss: 1.0, ..Faults::default() });
+        lab.server.stack.abort(server);
+        lab.pass(Duration::from_millis(1));
+        assert_eq!(lab.wire.tally(0).lost, 1, "the reset");
+        assert_eq!((lab.client.stack.connections(), lab.server.stack.connections()), (1, 0));
+        lab.wire.set_faults(0, Faults::default());
+        lab.pass(60 * second);
+        let probed = keepalive.is_some();
+        let closed = lab.client.upper.closed.get(&conn.index);
+        assert_eq!(closed, probed.then_some(&CloseReason::Reset));
+        assert_eq!(lab.client.stack.tcp_counters().keepalives, u64::from(probed));
+        assert_eq!(lab.server.stack.counters().resets_sent, u64::from(probed));
+    }
 }

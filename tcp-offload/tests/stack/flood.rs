@@ -9,7 +9,10 @@ use xwarp_tcp::{
     wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Mac, Options, Path, Sum},
 };
 
-use crate::support::{Lab, PORT};
+use crate::{
+    raw::RawPeer,
+    support::{Lab, PORT},
+};
 
 /// A bare segment from a host that may not exist.
 pub fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
@@ -127,6 +130,28 @@ fn rfc9293_s3_10_7_4_a_half_open_connection_applies_the_checks_of_an_open_one() 
     lab.pass(step);
     assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 1));
     assert_eq!(lab.server.stack.connections(), 0);
+}
+
+/// The answer is built by a connection that is then forgotten: the one that follows knows only the window of the SYN-ACK,
+/// and must not advertise less than was promised.
+#[test]
+fn rfc7323_s2_4_an_answer_before_the_handshake_ends_promises_no_larger_window() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    RawPeer::listen_in(&mut lab);
+    let mut peer = RawPeer::new(1, 1024);
+    peer.send(&mut lab, &syn(1000), &[]);
+    lab.pass(Duration::from_millis(1));
+    let (syn_ack, _) = peer.receive(&mut lab).pop().expect("a SYN-ACK");
+    // A reset within the window that is not next is challenged (RFC 5961 section 3.2).
+    let reset = Fields { flags: Flags { rst: true, ..Flags::default() }, ..ack(1002, 0) };
+    peer.send(&mut lab, &reset, &[]);
+    lab.pass(Duration::from_millis(1));
+    let (answer, _) = peer.receive(&mut lab).pop().expect("a challenge ACK");
+    assert_eq!((answer.flags.syn, answer.flags.rst, answer.ack), (false, false, syn_ack.ack));
+    assert_eq!(lab.server.stack.half_open(), 1);
+    let shift = syn_ack.options.window_scale.expect("offered");
+    let promised = u32::from(answer.window) << shift;
+    assert!(shift > 0 && promised > 0 && promised <= u32::from(syn_ack.window), "{promised}: {syn_ack:?}");
 }
 
 /// RFC 9293 section 3.5: the ACK of the handshake may be lost, or carry data.

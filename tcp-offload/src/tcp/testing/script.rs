@@ -6,12 +6,12 @@ use super::{Stream, at_ms, path, pattern, unhashed};
 use crate::{
     link::{Link, rx_pieces},
     seq::SeqNum,
-    sim::{SimLink, Wire, WireConfig},
+    sim::{CongestionCheck, SimLink, Wire, WireConfig},
     tcp::{Connection, Receipt, State, TcpConfig},
     time::Instant,
     ulp::CloseReason,
     wire::{
-        Ecn, Fields, Flags, Headers, Inbound, MOST_HEADER_BYTES, Options, SackBlock, Segment, Sum,
+        Ecn, Fields, Flags, Headers, Inbound, MOST_HEADER_BYTES, Options, Path, SackBlock, Segment, Sum,
         Timestamps, parse,
     },
 };
@@ -33,6 +33,7 @@ pub(crate) struct Script {
     pub template: Fields,
     pub closed: Option<CloseReason>,
     acked: u64,
+    check: CongestionCheck,
     /// Whether arriving payload is taken.
     pub take: bool,
 }
@@ -49,24 +50,44 @@ impl Script {
             ecn: Ecn::NotEct,
         };
         let headers = Headers::new(&path(false));
-        Self { wire, link, peer, headers, conn, source, now, template, closed: None, acked: 0, take: true }
+        Self {
+            wire,
+            link,
+            peer,
+            headers,
+            conn,
+            source,
+            now,
+            template,
+            closed: None,
+            acked: 0,
+            check: CongestionCheck::default(),
+            take: true,
+        }
     }
 
-    fn wire() -> (Wire, SimLink, SimLink) {
-        Wire::new(WireConfig { tx_chunks: 256, rx_chunks: 256, ..WireConfig::default() })
+    /// The links of a script.
+    pub(crate) fn links() -> WireConfig {
+        WireConfig { tx_chunks: 256, rx_chunks: 256, ..WireConfig::default() }
     }
 
     /// An active open whose SYN has not been sent yet.
     pub(crate) fn connecting(config: TcpConfig, source: Stream) -> Self {
+        Self::connecting_over(&Self::links(), path(true).mtu, config, source)
+    }
+
+    /// An active open over other links and a path with another MTU. Its SYN has not been sent yet.
+    pub(crate) fn connecting_over(links: &WireConfig, mtu: u16, config: TcpConfig, source: Stream) -> Self {
         let now = at_ms(100);
-        let conn = Connection::connect(now, &Arc::new(config), path(true), unhashed(ISS));
-        Self::new(conn, now, source, Self::wire())
+        let path = Path { mtu, ..path(true) };
+        let conn = Connection::connect(now, &Arc::new(config), path, unhashed(ISS));
+        Self::new(conn, now, source, Wire::new(*links))
     }
 
     /// A passive open by a SYN with `options`.
     pub(crate) fn accepting(config: TcpConfig, options: Options) -> Self {
         let now = at_ms(100);
-        let (wire, link, mut peer) = Self::wire();
+        let (wire, link, mut peer) = Wire::new(Self::links());
         let flags = Flags { syn: true, ..Flags::default() };
         let syn = Fields { seq: SeqNum::new(IRS), flags, window: 65_535, options, ..Fields::default() };
         send(&mut peer, &Headers::new(&path(false)), &syn, 0, 0);
@@ -78,7 +99,13 @@ impl Script {
 
     /// An established connection: MSS 1000 both ways, no scaling, no timestamps, SACK as `config` says, window 65535.
     pub(crate) fn established(config: TcpConfig, source: Stream) -> Self {
-        let mut script = Self::connecting(TcpConfig { timestamps: false, ..config }, source);
+        Self::established_over(&Self::links(), config, source)
+    }
+
+    /// A connection as [`Script::established`] makes it, over other links.
+    pub(crate) fn established_over(links: &WireConfig, config: TcpConfig, source: Stream) -> Self {
+        let config = TcpConfig { timestamps: false, ..config };
+        let mut script = Self::connecting_over(links, path(true).mtu, config, source);
         script.run();
         let options = Options { mss: Some(1000), sack_permitted: config.sack, ..Options::default() };
         script.syn_ack(options);
@@ -139,6 +166,11 @@ impl Script {
         receive(&mut self.link).iter().any(|(segment, _)| self.conn.replaceable_by(segment))
     }
 
+    /// Limits the chunks that our transmit ring takes in one run: a segment that needs more is not sent.
+    pub(crate) fn limit_ring(&mut self, chunks: usize) {
+        self.link.set_ring(chunks);
+    }
+
     /// Moves all payloads to the heap; see [`Connection::spill`].
     pub(crate) fn spill(&mut self) -> usize {
         self.conn.spill(&mut self.link, self.now, usize::MAX)
@@ -190,6 +222,7 @@ impl Script {
         let sent = self.conn.transmit(self.now, &mut self.link, &mut self.source, room);
         self.closed = self.closed.or(sent.closed);
         self.link.flush();
+        self.check.observe(&self.conn.info(), self.acked);
         receive(&mut self.peer)
             .into_iter()
             .map(|(s, payload)| {

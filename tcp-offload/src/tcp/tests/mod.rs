@@ -11,6 +11,7 @@ mod paths;
 mod prediction;
 mod probing;
 mod recovery;
+mod ring;
 mod segments;
 mod spurious;
 mod states;

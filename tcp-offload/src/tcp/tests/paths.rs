@@ -38,6 +38,24 @@ fn rfc1191_s6_segments_in_flight_are_cut_to_the_new_size_and_retransmitted() {
     assert_eq!(pieces(&script.run()), [(3000, 600)]);
 }
 
+/// A lost segment that is longer than the new size needs room for its first piece only. If it waited for more, shorter
+/// new segments would overtake it.
+#[test]
+fn rfc1191_s6_a_lost_segment_longer_than_the_new_size_precedes_new_data() {
+    let mut script = Script::established(TcpConfig::default(), bulk(10));
+    assert_eq!(script.run().len(), 10);
+    let now = script.now;
+    script.conn.icmp(now, &too_big(640, 0));
+    assert_eq!(pieces(&script.run()).last(), Some(&(5600, 400)));
+    let full = script.conn.info();
+    assert_eq!((full.in_flight, full.cwnd), (6000, 6000), "four segments are lost and wait for the window");
+    script.now += ms(1);
+    script.source.total += 6000;
+    // Room for one segment of the new size, but not for a lost one.
+    assert_eq!(pieces(&script.ack(600, &[])), [(6000, 600)]);
+    assert_eq!(script.conn.info().cwnd, 6000);
+}
+
 #[test]
 fn rfc5927_s4_1_errors_that_quote_no_segment_in_flight_are_ignored() {
     let mut script = Script::established(TcpConfig::default(), bulk(3));

@@ -152,6 +152,59 @@ fn rfc4821_s7_4_no_probe_is_sent_without_room_or_with_probing_off() {
     assert!(pieces(&script.run()).iter().all(|p| p.1 <= 1000));
 }
 
+/// The first data after a pause is sent with the initial window of four segments (RFC 5681 section 4.1): a probe and
+/// the three segments after it do not fit.
+#[test]
+fn rfc4821_s7_4_a_probe_after_a_pause_fits_the_restarted_window() {
+    let after_a_pause = |pause| {
+        let path_mtu = PathMtuConfig { initial: Some(1040), ..PathMtuConfig::default() };
+        let config = TcpConfig { timestamps: false, initial_window: 4, path_mtu, ..TcpConfig::default() };
+        let mut script = Script::connecting(config, Stream::new(4500, 0, false));
+        script.run();
+        script.syn_ack(Options { mss: Some(1460), sack_permitted: true, ..Options::default() });
+        assert!(pieces(&script.run()).iter().all(|p| p.1 == 1000), "no room for a probe");
+        script.now += ms(1);
+        assert_eq!(pieces(&script.ack(4000, &[])), [(4000, 500)], "no data for a probe");
+        script.now += ms(1);
+        script.ack(4500, &[]);
+        let before = script.conn.info();
+        assert!(before.cwnd > 4460 && before.in_flight == 0, "{before:?}");
+        script.now += pause;
+        script.source.total += 20_000;
+        let sent: Vec<_> = pieces(&script.run()).iter().map(|p| p.1).collect();
+        let after = script.conn.info();
+        assert!(after.in_flight <= after.cwnd, "{after:?}");
+        sent
+    };
+    assert_eq!(after_a_pause(ms(1))[0], 1460, "without a pause, a probe is sent");
+    assert_eq!(after_a_pause(ms(2_000)), [1000; 4]);
+}
+
+/// A middlebox may split a probe, so that a part of it is acknowledged. It counts in full, though it is longer than any
+/// segment of the size in use.
+#[test]
+fn rfc4821_s7_a_partly_acknowledged_probe_counts_in_full() {
+    let path_mtu = PathMtuConfig { initial: Some(2040), ..PathMtuConfig::default() };
+    let config = TcpConfig { timestamps: false, path_mtu, ..TcpConfig::default() };
+    let source = Stream::new(20_000, 0, false);
+    let mut script = Script::connecting_over(&Script::links(), 9000, config, source);
+    script.run();
+    script.syn_ack(Options { mss: Some(4960), sack_permitted: true, ..Options::default() });
+    let sent = pieces(&script.run());
+    let (probe, all) = (sent[0].1, script.source.at);
+    assert_eq!((script.conn.emss(), sent[0].0), (2000, 0));
+    assert!(probe > 4000 && sent[1..].iter().all(|p| p.1 <= 2000), "{sent:?}");
+    // Nothing more is sent.
+    script.source.total = all;
+    script.now += ms(1);
+    assert!(script.ack(probe as u32 - 1, &[]).is_empty());
+    let info = script.conn.info();
+    assert_eq!((script.acked(), info.in_flight, info.path_mtu), (probe as u64 - 1, all, 2040));
+    script.ack(probe as u32, &[]);
+    let info = script.conn.info();
+    assert_eq!((info.in_flight, usize::from(info.path_mtu)), (all - probe as u64, probe + 40));
+}
+
 #[test]
 fn rfc4821_s7_6_2_a_routers_message_about_a_probe_gives_the_next_size() {
     let mut script = narrow(60_000);

@@ -118,6 +118,33 @@ fn rfc5682_s3_1_step_3b_two_acks_of_originals_make_a_timeout_spurious() {
     assert!(after.cwnd >= before.cwnd);
 }
 
+/// Segments sent shortly before the time-out are still in flight, more of them than the window of one segment allows.
+#[test]
+fn rfc5682_s3_1_step_2b_two_new_segments_are_sent_whatever_is_in_flight() {
+    let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
+    let mut script = Script::connecting(config, bulk(1));
+    script.run();
+    script.syn_ack_after(ms(50), Options { mss: Some(1000), sack_permitted: true, ..Options::default() });
+    assert_eq!(script.run().len(), 1);
+    script.wait(ms(150));
+    assert_eq!(script.conn.counters().tlp_probes, 1);
+    let due = script.conn.deadline().expect("the time-out");
+    script.wait(due.since(script.now).saturating_sub(ms(5)));
+    script.source.total = 40_000;
+    let late = script.run().len();
+    script.wait(ms(10));
+    let after = script.conn.info();
+    assert_eq!((after.counters.rto_expired, after.cwnd), (1, 1000));
+    assert!(after.in_flight >= 6000, "{late} sent late: {after:?}");
+    let next = script.source.at as i32;
+    let sent = script.ack(1000, &[]);
+    assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [next, next + 1000]);
+    let after = script.conn.info();
+    assert!(after.in_flight > after.cwnd + 4000, "{after:?}");
+    script.ack(2000, &[]);
+    assert_eq!(script.conn.counters().undone, 1, "step 3b: data sent once was acknowledged");
+}
+
 #[test]
 fn rfc5682_s3_1_step_3a_a_duplicate_ack_leads_to_conventional_recovery() {
     let mut script = Script::established(TcpConfig { rto_min: ms(3), ..TcpConfig::default() }, bulk(40));
