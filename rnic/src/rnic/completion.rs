@@ -1,19 +1,15 @@
 //! Completion queues: a bounded ring that the engine fills and any thread polls without the engine's lock.
+//!
+//! `verbs/tests/interleavings.rs` compiles this file with the locks of a model checker and tries all orders.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-};
+use std::{fmt, sync::Arc};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{
     QpId,
     slots::Slots,
+    sync::{AtomicBool, AtomicUsize, Mutex, Ordering},
     table::Id,
     work::{Opcode, WcStatus, WorkCompletion},
 };
@@ -199,6 +195,21 @@ impl CompletionRing {
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Any };
         let mut ring = self.ring.lock();
         ring.armed = ring.armed.max(wanted);
+    }
+
+    /// Polls by `poll`, which may run the engine, for the owner of an armed queue: the entries that it brings notify nobody, and
+    /// the queue stays armed. Returns the number of entries that were moved to `out`, at most `max`.
+    pub fn poll_attended(
+        &self,
+        out: &mut Vec<WorkCompletion>,
+        max: usize,
+        poll: impl FnOnce(&mut Vec<WorkCompletion>) -> usize,
+    ) -> usize {
+        self.attend(true);
+        let found = poll(out);
+        self.attend(false);
+        // Others may have come meanwhile, from other threads.
+        found + self.poll(out, max.saturating_sub(found))
     }
 
     /// Records whether the owner runs the engine itself and will poll afterwards: entries then notify nobody, and an

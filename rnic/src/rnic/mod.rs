@@ -53,6 +53,7 @@ mod requests;
 mod resources;
 mod send_queue;
 mod slots;
+mod sync;
 pub(crate) mod table;
 mod transmission;
 mod work;

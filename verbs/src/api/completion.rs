@@ -1,8 +1,7 @@
-//! Completion queues for applications, and the channels that wake sleeping ones.
+//! Completion queues for applications.
 
 use std::{
     fmt, io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -13,34 +12,11 @@ use std::{
 use xwarp_rnic::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompletion};
 
 use super::{
-    async_event::BellQueue,
+    channel::{CompletionChannel, CqNotification},
     device::{Device, destroyed},
+    progress::lead::Slept,
     shared::SharedEngine,
-    sleep::Slept,
 };
-
-/// A channel on which completion queues notify: a descriptor for `poll`, `epoll` or an async runtime, readable while a
-/// notification waits. One channel may serve many queues of many devices.
-///
-/// These steps lose no wake-up, also with an edge-triggered poller (mio, tokio, `EPOLLET`):
-///
-/// 1. [`arm`](CompletionQueue::arm) each queue.
-/// 2. Poll each queue until it is empty.
-/// 3. Wait until the descriptor is readable.
-/// 4. Call [`poll`](Self::poll) until it returns `None`, and begin again with the queues that it returned. An
-///    edge-triggered poller is not notified again for remaining notifications.
-#[derive(Clone)]
-pub struct CompletionChannel(pub(super) Arc<BellQueue<CqNotification>>);
-
-/// A notification of a completion queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CqNotification {
-    /// The queue.
-    pub cq: CqId,
-    /// The queue's [`CompletionQueueOptions::context`].
-    pub context: u64,
-}
 
 /// Size and notification of a completion queue.
 #[derive(Debug, Clone)]
@@ -71,44 +47,8 @@ impl Notify for Notifier {
     fn notify(&self) {
         if let Some(cq) = self.cq.get() {
             // Each queue has at most one notification per arming, which bounds the list.
-            self.channel.0.push(CqNotification { cq: *cq, context: self.context }, usize::MAX);
+            self.channel.queue().push(CqNotification { cq: *cq, context: self.context }, usize::MAX);
         }
-    }
-}
-
-impl CompletionChannel {
-    /// A channel without queues.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(BellQueue::new()?)))
-    }
-
-    /// Calls `hook` after each notification that is queued, beside making the descriptor readable. For a caller that sleeps in another way than
-    /// on the descriptor. `hook` runs while the device is locked and must not call verbs; of several hooks, the first one stays.
-    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
-        self.0.set_hook(hook);
-    }
-
-    /// The oldest notification, without blocking.
-    pub fn poll(&self) -> Option<CqNotification> {
-        self.0.pop()
-    }
-}
-
-impl AsRawFd for CompletionChannel {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl AsFd for CompletionChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl fmt::Debug for CompletionChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CompletionChannel")
     }
 }
 
@@ -162,7 +102,7 @@ impl CqInner {
 
     fn discard_notifications(&self) {
         if let Some(channel) = &self.channel {
-            channel.0.remove_if(|notification| notification.cq == self.id);
+            channel.queue().remove_if(|notification| notification.cq == self.id);
         }
     }
 
@@ -252,12 +192,7 @@ impl CompletionQueue {
     /// of the engine brings notify nobody, and the queue stays armed. Repeat it until it returns fewer than `max` before you
     /// sleep: nobody is notified of those that are left.
     pub fn poll_armed(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        let ring = &self.0.ring;
-        ring.attend(true);
-        let found = self.poll(out, max);
-        ring.attend(false);
-        // Others may have come meanwhile, from other threads.
-        found + ring.poll(out, max - found)
+        self.0.ring.poll_attended(out, max, |out| self.poll(out, max))
     }
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).
@@ -275,12 +210,12 @@ impl CompletionQueue {
     /// sleep.
     pub fn spin(&self, limit: Duration) -> Option<WorkCompletion> {
         let shared = self.0.device.shared();
-        let end = shared.clock.now() + limit;
+        let end = shared.clock().now() + limit;
         loop {
             if let Some(completion) = self.poll_one() {
                 return Some(completion);
             }
-            if shared.failed() || self.overflowed() || shared.clock.now() >= end {
+            if shared.failed() || self.overflowed() || shared.clock().now() >= end {
                 return self.0.ring.pop();
             }
             std::hint::spin_loop();
@@ -329,13 +264,13 @@ impl CompletionQueue {
                 (found, _) => self.unless_overflowed(found),
             };
         };
-        let end = shared.clock.now() + limit;
+        let end = shared.clock().now() + limit;
         loop {
             self.arm(false);
             if let Some(completion) = self.unless_overflowed(self.poll_one())? {
                 return Ok(Some(completion));
             }
-            let left = end.since(shared.clock.now());
+            let left = end.since(shared.clock().now());
             if left.is_zero() || self.0.device.wait_for(self.0.only_engine(), channel, Some(left))?.is_none()
             {
                 return self.unless_overflowed(self.poll_one());

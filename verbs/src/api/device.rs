@@ -18,16 +18,21 @@ use xwarp_tcp::{framing::FramingConfig, mpa::MpaConfig, tcp::TcpConfig};
 
 use super::{
     async_event::AsyncEvents,
+    channel::{CompletionChannel, CqNotification},
     cm::{ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, table::CmTable},
-    completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions, CqNotification},
+    completion::{CompletionQueue, CompletionQueueOptions},
     counters::Counters,
-    engines::{self, Common, Engines},
+    engines::{self, Engines},
     failure::DeviceFailed,
     observer::Observer,
-    progress::{self, Progress},
+    progress::{
+        Progress,
+        lead::{self, Awaited, Led, OrSignal, Slept, drive},
+        thread,
+        waits::Waits,
+    },
     protection::ProtectionDomain,
-    shared::{Setup, SharedEngine},
-    sleep::{Awaited, Led, OrSignal, Slept, Waits, drive},
+    shared::{Common, Setup, SharedEngine},
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
@@ -184,7 +189,7 @@ impl DeviceInner {
 
     fn run_until_closed(&self, limit: Duration) -> bool {
         let first = self.engines.first();
-        let end = first.clock.now() + limit;
+        let end = first.clock().now() + limit;
         let closed = |engine: &Arc<SharedEngine>| {
             engine.look(|state| state.engine.stack().unfinished_connections() == 0).unwrap_or(true)
         };
@@ -193,7 +198,7 @@ impl DeviceInner {
             if self.engines.all().iter().all(closed) {
                 return true;
             }
-            let now = first.clock.now();
+            let now = first.clock().now();
             if now >= end || wait_readable(self.readiness(), Some(end.since(now).min(FAREWELL_WAIT))).is_err()
             {
                 break;
@@ -219,7 +224,7 @@ impl Seat {
     /// A seat for an engine that runs: `readiness` are the descriptors of its part of the interface.
     fn new(engine: &Arc<SharedEngine>, readiness: Vec<OwnedFd>, interface: &str) -> io::Result<Self> {
         let waits = Arc::new(Waits::new(engine, readiness)?);
-        let thread = engine.has_thread.then(|| progress::spawn(engine, &waits, interface)).transpose()?;
+        let thread = engine.has_thread().then(|| thread::spawn(engine, &waits, interface)).transpose()?;
         Ok(Self { waits, thread: Mutex::new(thread) })
     }
 }
@@ -267,7 +272,7 @@ impl Device {
             parts.first().filter(|_| parts.len() <= MOST_ENGINES.into()).ok_or_else(none)?.attributes();
         tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, engines = parts.len(), mtu = attributes.mtu, "device opened");
         let recording = recording(&attributes.name, options.capture.clone(), observe)?;
-        let common = Arc::new(Common::new(&options)?);
+        let common = Arc::new(Common::new(options.limits.clone())?);
         let mut engines = Vec::with_capacity(parts.len());
         let mut readiness = Vec::with_capacity(parts.len());
         for part in parts {
@@ -323,7 +328,7 @@ impl Device {
         DeviceAttributes {
             interface: engines::attributes(self.engines().all(), self.shared()),
             engines: self.engines().all().len() as u16,
-            limits: self.shared().limits.clone(),
+            limits: self.shared().limits().clone(),
             progress: self.0.progress,
         }
     }
@@ -338,7 +343,7 @@ impl Device {
     /// The asynchronous events of the device, from its opening on: of its queues, its connections and its port. All callers
     /// share them.
     pub fn async_events(&self) -> AsyncEvents {
-        self.shared().common.async_events.events()
+        self.shared().common().async_events().events()
     }
 
     /// Adds a reader of the asynchronous events: it gets each event from now on that `wants` chooses, whether or not other
@@ -347,7 +352,7 @@ impl Device {
         &self,
         wants: impl Fn(&AsyncEvent) -> bool + Send + 'static,
     ) -> io::Result<AsyncEvents> {
-        self.shared().common.async_events.subscribe(wants)
+        self.shared().common().async_events().subscribe(wants)
     }
 
     /// Creates a protection domain: a set of regions and queue pairs that may work together.
@@ -383,9 +388,9 @@ impl Device {
         options: ConnectOptions,
         limit: Duration,
     ) -> Result<Connection, ConnectionError> {
-        let end = self.shared().clock.now() + limit;
+        let end = self.shared().clock().now() + limit;
         let connecting = self.start_connect(qp, peer, options, limit)?;
-        connecting.wait(end.since(self.shared().clock.now()))
+        connecting.wait(end.since(self.shared().clock().now()))
     }
 
     /// Starts to connect `qp` to the listener at `peer`, without waiting. The next hop is resolved within
@@ -473,6 +478,7 @@ impl Device {
         let only = (!self.engines().are_several()).then_some(0);
         match self.lead(only, &OrSignal(awaited), Some(limit))? {
             Led::Found(found) => Ok(Some(found)),
+            Led::Interrupted => Err(io::ErrorKind::Interrupted.into()),
             Led::TimedOut | Led::Elsewhere => Ok(None),
         }
     }
@@ -488,17 +494,17 @@ impl Device {
         if let (true, Some(failure)) = (first.inherited(), first.failure()) {
             return Err(failure.clone().into());
         }
-        let end = limit.map(|limit| first.clock.now() + limit);
-        if first.has_thread {
+        let end = limit.map(|limit| first.clock().now() + limit);
+        if first.has_thread() {
             match self.lead(only, awaited, limit)? {
                 Led::Found(found) => return Ok(Some(found)),
                 Led::TimedOut => return Ok(None),
-                Led::Elsewhere => {}
+                Led::Interrupted | Led::Elsewhere => {}
             }
         }
         loop {
-            let limit = end.map(|end| end.since(first.clock.now()));
-            let readable = if first.has_thread {
+            let limit = end.map(|end| end.since(first.clock().now()));
+            let readable = if first.has_thread() {
                 wait_readable([awaited.fd(), first.failure_bell()], limit)?
             } else {
                 let link: Vec<BorrowedFd<'_>> = self.0.readiness().collect();
@@ -515,7 +521,7 @@ impl Device {
         }
     }
 
-    /// Runs the engine `only`, if it is known, while it waits; see [`Waits::lead`].
+    /// Runs the engine `only`, if it is known, while it waits; see [`lead::lead`].
     fn lead<A: Awaited>(
         &self,
         only: Option<u16>,
@@ -528,8 +534,8 @@ impl Device {
         };
         let engine = self.engines().get(number);
         engine.application_sleeps();
-        match self.0.seats.get(usize::from(number)).filter(|_| engine.application_progress) {
-            Some(seat) => seat.waits.lead(engine, awaited, limit),
+        match self.0.seats.get(usize::from(number)).filter(|_| engine.application_progress()) {
+            Some(seat) => lead::lead(&seat.waits, engine, awaited, limit),
             None => Ok(Led::Elsewhere),
         }
     }
@@ -543,7 +549,7 @@ impl Device {
     ) -> io::Result<Slept> {
         let number = only.filter(|_| self.0.progress == Progress::Auto).unwrap_or(u16::MAX);
         match (self.engines().get(number), self.0.seats.get(usize::from(number))) {
-            (engine, Some(seat)) if !engine.failed() => seat.waits.sleep(engine, attend, limit),
+            (engine, Some(seat)) if !engine.failed() => lead::sleep(&seat.waits, engine, attend, limit),
             _ => Ok(Slept::Refused),
         }
     }
@@ -592,8 +598,8 @@ fn engine(
         framing: options.framing.clone(),
         ..EngineConfig::default()
     };
-    let engine = Engine::over(Arc::clone(&common.registry), config);
-    let cm = CmTable::new(options.tcp.time_wait, Arc::clone(&common.ports), engine.rnic().number());
+    let engine = Engine::over(Arc::clone(common.registry()), config);
+    let cm = CmTable::new(options.tcp.time_wait, Arc::clone(common.ports()), engine.rnic().number());
     let setup = Setup {
         common: Arc::clone(common),
         engine,

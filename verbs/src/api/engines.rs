@@ -1,14 +1,11 @@
-//! [`Engines`]: the engines of one device, and what they have in common.
+//! [`Engines`]: the engines of one device.
 //!
 //! Each engine has queues of the interface, a lock, a thread and connections of its own. An engine is named by its number, which
 //! an identifier of the connection manager has in its name, and a queue pair in an atomic.
 
-use std::{
-    io,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU16, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU16, Ordering},
 };
 
 use xwarp_rnic::{
@@ -16,52 +13,8 @@ use xwarp_rnic::{
     rnic::{PostError, ReceivePool, RecvRequest, Registry, ResourceError},
 };
 
-use super::{
-    async_event::AsyncQueue, cm::ports::Ports, device::DeviceOptions, failure::Answer, shared::SharedEngine,
-};
-use crate::{
-    interface::InterfaceAttributes,
-    system::{self, Clock, Doorbell},
-};
-
-/// What the engines of one device have in common.
-pub(crate) struct Common {
-    /// The engines' objects that are not behind their locks.
-    pub(super) registry: Arc<Registry>,
-    pub(super) ports: Arc<Ports>,
-    pub(crate) clock: Clock,
-    pub(crate) async_events: AsyncQueue,
-    /// Rung when an engine panicked, and never cleared: ends every wait.
-    pub(super) failure_bell: Doorbell,
-    failed: AtomicBool,
-    /// All engines, once the device is open.
-    engines: OnceLock<Vec<Weak<SharedEngine>>>,
-}
-
-impl Common {
-    pub(super) fn new(options: &DeviceOptions) -> io::Result<Self> {
-        let registry = Registry::new(options.limits.clone(), &system::secret()?);
-        Ok(Self {
-            registry: Arc::new(registry),
-            ports: Arc::default(),
-            clock: Clock::start(),
-            async_events: AsyncQueue::new()?,
-            failure_bell: Doorbell::new()?,
-            failed: AtomicBool::new(false),
-            engines: OnceLock::new(),
-        })
-    }
-
-    /// Notes that the device has failed. Returns whether it had not before.
-    pub(super) fn fail(&self) -> bool {
-        !self.failed.swap(true, Ordering::Relaxed)
-    }
-
-    /// All engines of the device.
-    pub(super) fn engines(&self) -> impl Iterator<Item = Arc<SharedEngine>> {
-        self.engines.get().into_iter().flatten().filter_map(Weak::upgrade)
-    }
-}
+use super::shared::SharedEngine;
+use crate::interface::InterfaceAttributes;
 
 /// The engines of one device, by number.
 pub(crate) struct Engines {
@@ -76,8 +29,7 @@ impl Engines {
     /// `None` without an engine.
     pub(super) fn new(all: Vec<Arc<SharedEngine>>) -> Option<Self> {
         let first = Arc::clone(all.first()?);
-        // Set once, because `all` are the engines of one device.
-        let _ = first.common.engines.set(all.iter().map(Arc::downgrade).collect());
+        SharedEngine::are_siblings(&all);
         Some(Self { first, all: all.into(), next: AtomicU16::new(0) })
     }
 
@@ -120,7 +72,7 @@ impl Engines {
         if self.first.inherited() {
             return Err(ResourceError::DeviceFailed);
         }
-        end(&self.first.registry, key)?;
+        self.first.registry(|registry| end(registry, key))?;
         for engine in &self.all {
             engine.with(|state, _| state.engine.rnic_mut().forget(key));
         }
@@ -147,13 +99,6 @@ impl Engines {
             self.get(engine).with(|state, _| state.engine.rnic_mut().srq_refilled(id));
         }
         Ok(())
-    }
-}
-
-impl SharedEngine {
-    /// Runs a verb that needs only the registry, without waiting for the engine.
-    pub(crate) fn registry<R: Answer>(&self, f: impl FnOnce(&Registry) -> R) -> R {
-        if self.failed() { R::of_failed_device() } else { f(&self.registry) }
     }
 }
 

@@ -1,25 +1,11 @@
 //! The state of a device whose engine panicked, or that a child process inherited: [`DeviceFailed`], the results of
-//! verbs, and a closed interface.
-//!
-//! A panic leaves the engine in an unknown state, so it never runs again. Reporting the failure to applications does
-//! not depend on that state, or is attempted and given up if it panics too ([`SharedEngine::fail`]).
+//! verbs, and a closed interface. Nothing here knows an engine.
 
-use std::{
-    any::Any,
-    fmt, io,
-    os::fd::OwnedFd,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::{any::Any, fmt, io, os::fd::OwnedFd, sync::Arc};
 
-use xwarp_rnic::rnic::{AsyncEvent, PostError, ResourceError};
+use xwarp_rnic::rnic::{PostError, ResourceError};
 use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 
-use super::{
-    cm::CmError,
-    queue_pair::PostListError,
-    shared::{SharedEngine, State},
-};
 use crate::interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver};
 
 /// The device has failed: its engine panicked, or this process is a child (`fork`) of the one that opened it, where the
@@ -44,67 +30,6 @@ impl DeviceFailed {
         let message = "a parent of this process opened it (fork), and its connections and listeners stay there: open a \
                        device and listen in this process";
         Self { message: message.into() }
-    }
-}
-
-/// A step of failing a device, with its description for the log in case the step fails too.
-type FailureStep = (&'static str, fn(&mut State));
-
-impl SharedEngine {
-    /// Fails the other engines of a failed device, one after another, and reports the failure.
-    #[cold]
-    pub(super) fn fail_others(&self, failure: &DeviceFailed) {
-        for engine in self.common.engines().filter(|engine| engine.number != self.number) {
-            engine.fail(&mut engine.lock(), failure);
-        }
-        if self.common.fail() {
-            self.common.async_events.push(AsyncEvent::DeviceFatal);
-            self.common.failure_bell.ring();
-        }
-    }
-
-    /// Fails this engine after a panic of an engine of its device: it never runs again.
-    /// A panic leaves the state unreliable, so flushing work, notifying connections and closing the interface are
-    /// attempted one by one.
-    pub(super) fn fail(&self, state: &mut State, failure: &DeviceFailed) {
-        if self.failure.set(failure.clone()).is_err() {
-            return;
-        }
-        let steps: [FailureStep; 3] = [
-            ("flush the work of its queue pairs", |state| state.engine.fail_all()),
-            ("notify its connections", |state| state.cm.device_failed()),
-            ("close its interface", |state| {
-                let closed = ClosedInterface::of(&*state.link);
-                drop(std::mem::replace(&mut state.link, Box::new(closed)));
-            }),
-        ];
-        for (what, step) in steps {
-            if catch_unwind(AssertUnwindSafe(|| step(state))).is_err() {
-                tracing::error!("the failed device could not {what}");
-            }
-        }
-        self.doorbell.ring();
-    }
-
-    /// The reason why the device has failed, if it has.
-    pub(crate) fn failure(&self) -> Option<&DeviceFailed> {
-        self.inherited();
-        self.failure.get()
-    }
-
-    /// Whether the device has failed. Asked before the lock is taken: in a child process, a thread that does not exist there
-    /// may hold it.
-    pub(crate) fn failed(&self) -> bool {
-        self.inherited() || self.failure.get().is_some()
-    }
-
-    /// Whether a parent of this process opened the device, which still uses it.
-    pub(crate) fn inherited(&self) -> bool {
-        let inherited = self.fork.is_inherited();
-        if inherited {
-            self.failure.get_or_init(DeviceFailed::inherited);
-        }
-        inherited
     }
 }
 
@@ -139,18 +64,6 @@ impl<T> Answer for Result<T, ResourceError> {
 impl<T> Answer for Result<T, PostError> {
     fn of_failed_device() -> Self {
         Err(PostError::DeviceFailed)
-    }
-}
-
-impl Answer for Result<(), PostListError> {
-    fn of_failed_device() -> Self {
-        Err(PostListError { posted: 0, source: PostError::DeviceFailed })
-    }
-}
-
-impl<T> Answer for Result<T, CmError> {
-    fn of_failed_device() -> Self {
-        Err(CmError::DeviceFailed)
     }
 }
 

@@ -3,17 +3,19 @@
 //! | file | owns |
 //! |---|---|
 //! | `device` | opening and closing; the attributes of a device |
-//! | `engines` | the engines of a device, and what they have in common |
-//! | `shared`, `progress`, `sleep` | an engine's lock, the turn, the progress thread, who sleeps and who is woken |
+//! | `engines` | the engines of a device |
+//! | `shared` | an engine's lock, doorbell and turn, and what the engines of a device have in common |
+//! | `progress` | who runs the engine, who sleeps and who is woken |
 //! | `gather` | posts that wait for the next poll |
 //! | `failure` | the state of a device whose engine panicked |
-//! | `protection`, `window`, `queue_pair`, `completion` | the nouns of verbs |
+//! | `protection`, `window`, `queue_pair`, `completion`, `channel` | the nouns of verbs |
 //! | `cm` | the connection manager |
 //! | `observer` | queries of a device by other processes |
 //! | `async_event`, `counters` | asynchronous events, counters |
 //! | `tokio` | futures over the channels |
 
 mod async_event;
+mod channel;
 pub mod cm;
 mod completion;
 mod counters;
@@ -26,20 +28,19 @@ mod progress;
 mod protection;
 mod queue_pair;
 mod shared;
-mod sleep;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod window;
 
 pub use self::{
     async_event::AsyncEvents,
-    completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions, CqNotification},
+    channel::{CompletionChannel, CqNotification},
+    completion::{CompletionQueue, CompletionQueueOptions},
     counters::Counters,
     device::{Device, DeviceAttributes, DeviceOptions, OpenError},
     failure::DeviceFailed,
-    progress::Progress,
+    progress::{Progress, lead::Slept},
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
     queue_pair::{PostBatch, PostListError, QueuePair, SharedReceiveQueue},
-    sleep::Slept,
     window::{FastRegion, FastRegionOptions, MemoryWindow},
 };

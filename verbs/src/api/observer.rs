@@ -223,7 +223,7 @@ impl Service {
             ("queues", &interface.queues),
             ("engines", &self.engines.len()),
             ("addresses", &addresses.join(" ")),
-            ("nanoseconds", &first.clock.now().as_nanos()),
+            ("nanoseconds", &first.clock().now().as_nanos()),
         ];
         for (name, value) in facts {
             let _ = writeln!(out, "{name} {value}");

@@ -20,6 +20,7 @@ use super::{
     completion::CompletionQueue,
     counters::Counters,
     device::{Device, destroyed},
+    failure::Answer,
     protection::ProtectionDomain,
     shared::SharedEngine,
 };
@@ -33,6 +34,12 @@ pub struct PostListError {
     pub posted: usize,
     /// The reason why it was not posted.
     pub source: PostError,
+}
+
+impl Answer for Result<(), PostListError> {
+    fn of_failed_device() -> Self {
+        Err(PostListError { posted: 0, source: PostError::DeviceFailed })
+    }
 }
 
 /// A send queue and a receive queue, for a connection to one peer.
@@ -422,8 +429,8 @@ impl<D: Borrow<Device>> PostBatch<D> {
             return Err(PostError::Unknown);
         }
         qp.at_engine(|engine| {
-            if engine.number > 0 {
-                self.engines.fetch_or(1 << engine.number, Ordering::Relaxed);
+            if engine.number() > 0 {
+                self.engines.fetch_or(1 << engine.number(), Ordering::Relaxed);
             }
             engine.post_in_batch(|rnic| rnic.post_send(qp.id, request))
         })
@@ -435,7 +442,7 @@ impl<D: Borrow<Device>> Drop for PostBatch<D> {
         let engines = self.device.borrow().engines();
         // The first engine is not counted.
         let used = *self.engines.get_mut() | 1;
-        for engine in engines.all().iter().filter(|engine| used >> engine.number & 1 == 1) {
+        for engine in engines.all().iter().filter(|engine| used >> engine.number() & 1 == 1) {
             engine.with(|_, _| ());
         }
     }

@@ -77,7 +77,7 @@ impl Device {
     /// Refuses a device that only the application runs, and notifies the progress thread that the application will
     /// sleep.
     fn before_await(&self) -> io::Result<()> {
-        if !self.shared().has_thread {
+        if !self.shared().has_thread() {
             let text = "a device with Progress::Application has no thread that would complete a future";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }

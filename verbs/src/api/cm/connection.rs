@@ -360,7 +360,7 @@ fn wait_for<R>(
     limit: Duration,
     mut poll: impl FnMut() -> Option<Result<R, ConnectionError>>,
 ) -> Result<R, ConnectionError> {
-    let clock = device.shared().clock;
+    let clock = device.shared().clock();
     let end = clock.now() + limit;
     loop {
         if let Some(outcome) = poll() {

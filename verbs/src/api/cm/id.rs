@@ -102,7 +102,7 @@ impl CmId {
 
     /// The number of the engine that has the identifier and its connection; 0 in a device with one engine.
     pub fn engine(&self) -> u16 {
-        self.home().number
+        self.home().number()
     }
 
     /// The device.
@@ -147,7 +147,7 @@ impl CmId {
     fn reserve(&self, address: SocketAddr) -> Result<Arc<PortReservation>, CmError> {
         let shared = self.home();
         let ports = shared.look(|state| Arc::clone(&state.cm.ports)).ok_or(CmError::DeviceFailed)?;
-        ports.reserve(&*shared.resolver, address).map_err(|source| CmError::Bind { address, source })
+        ports.reserve(shared.resolver(), address).map_err(|source| CmError::Bind { address, source })
     }
 
     /// Takes a local address and port. The address may be a wildcard, which stands for every address of the interface, in both
@@ -215,7 +215,7 @@ impl CmId {
             return Ok(());
         }
         let shared = self.home();
-        match shared.resolver.resolve(peer.ip(), source, Duration::ZERO) {
+        match shared.resolver().resolve(peer.ip(), source, Duration::ZERO) {
             Err(RouteError::TimedOut(_)) if !limit.is_zero() => {
                 self.resolve_later(peer, source, limit).map_err(|error| {
                     self.change(|entry| entry.state = CmState::Idle);
@@ -233,10 +233,10 @@ impl CmId {
     fn resolve_later(&self, peer: SocketAddr, source: Option<IpAddr>, limit: Duration) -> io::Result<()> {
         let key = self.key;
         self.device.spawn_resolver(self.home(), move |shared| {
-            let end = shared.clock.now() + limit;
+            let end = shared.clock().now() + limit;
             let answer = loop {
-                let left = end.since(shared.clock.now());
-                let answer = shared.resolver.resolve(peer.ip(), source, left.min(RESOLVE_SLICE));
+                let left = end.since(shared.clock().now());
+                let answer = shared.resolver().resolve(peer.ip(), source, left.min(RESOLVE_SLICE));
                 if !matches!(answer, Err(RouteError::TimedOut(_)))
                     || left <= RESOLVE_SLICE
                     || shared.stopping()
@@ -319,7 +319,7 @@ impl CmId {
         let Some((source, peer)) = self.entry(ready) else { return Ok(None) };
         let port = self.reserve_arriving(source, peer)?;
         let shared = self.home();
-        let now = shared.clock.now();
+        let now = shared.clock().now();
         let further = shared.look(|state| state.engine.further_attempts(now, peer, framing)).unwrap_or(0);
         let fallbacks =
             (0..further).map(|_| self.reserve_arriving(source, peer)).collect::<Result<_, _>>()?;
@@ -333,7 +333,7 @@ impl CmId {
         let mut drawn = Vec::new();
         loop {
             let port = LocalPort::new(source, peer, self.reserve(SocketAddr::new(source, 0))?);
-            if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver.arrives_here(&port.flow) {
+            if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver().arrives_here(&port.flow) {
                 return Ok(port);
             }
             drawn.push(port);
@@ -345,7 +345,7 @@ impl CmId {
         let idle = |p: &CmState| matches!(p, CmState::Idle);
         self.step("listen", idle, |state, _| state.listen(self.key, &options))?;
         let others =
-            || self.device.engines().all().iter().filter(|engine| engine.number != self.key.engine());
+            || self.device.engines().all().iter().filter(|engine| engine.number() != self.key.engine());
         for engine in others() {
             let Some(entry) = self.entry(|entry| Some(entry.to_listen())) else { break };
             if let Err(error) = engine.with(|state, _| state.listen_too(self.key, entry, &options)) {
@@ -468,7 +468,7 @@ impl CmId {
             return Err(CmError::Codepoint(tuning.dscp));
         }
         let any = |_: &CmState| true;
-        for engine in self.engines().filter(|engine| engine.number != self.key.engine()) {
+        for engine in self.engines().filter(|engine| engine.number() != self.key.engine()) {
             // A listener's copy, whose requests have the settings.
             engine.with(|state, _| {
                 state.cm.entries.get_mut(&self.key).map(|entry| entry.tuning = Some(tuning))

@@ -36,6 +36,7 @@ pub use self::{
     id::CmId,
     table::CmKey,
 };
+use super::failure::Answer;
 use crate::interface::RouteError;
 pub use xwarp_rnic::rnic::CmError as EngineError;
 
@@ -177,6 +178,12 @@ pub enum ConnectionError {
     /// A call of the connection manager failed.
     #[error(transparent)]
     Call(#[from] CmError),
+}
+
+impl<T> Answer for Result<T, CmError> {
+    fn of_failed_device() -> Self {
+        Err(CmError::DeviceFailed)
+    }
 }
 
 impl From<io::Error> for ConnectionError {

@@ -2,13 +2,16 @@
 //! goes through [`SharedEngine::with`]; threads that poll run it through [`SharedEngine::try_progress`]; the progress
 //! thread waits for it.
 
+mod common;
+mod failing;
+
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, TryLockError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak,
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -23,11 +26,12 @@ use xwarp_tcp::{
     time::Instant,
 };
 
+pub(crate) use self::common::Common;
 use super::{
     cm::table::CmTable,
-    engines::Common,
     failure::{Answer, ClosedInterface, DeviceFailed},
     gather::Gathered,
+    progress::{calls::CallCounters, sleeper::Sleeper},
 };
 use crate::{
     fork::ForkMark,
@@ -39,8 +43,6 @@ use crate::{
 
 /// Interval at which transmission and kicks are retried when the interface had no room: no event announces room.
 pub(super) const STARVED_WAIT: Duration = Duration::from_micros(100);
-/// Polls without arming a queue after which an application may count as busy-polling.
-pub(crate) const BUSY_POLLS: u64 = 64;
 /// Interval at which a busy engine asks the interface for changes.
 const CHANGE_EVERY: Duration = Duration::from_millis(20);
 /// Largest number of next hops that are looked up at a time, with two or three netlink requests each under the
@@ -50,8 +52,6 @@ const MOST_LOOKUPS: usize = 8;
 const MOST_REFILLS: usize = 4;
 /// Largest number of turns in one call of [`SharedEngine::progress`]: about 4000 frames.
 const MOST_TURNS: usize = 64;
-/// Value of `wakes_at` while the progress thread does not sleep.
-pub(super) const NOT_WAITING: u64 = 0;
 
 /// What the lock protects.
 pub(crate) struct State {
@@ -61,7 +61,7 @@ pub(crate) struct State {
     /// The clock of the calls that run the engine.
     clock: TickClock,
     /// The time of the next check for changes of the interface.
-    pub(super) ask_changes_at: Instant,
+    ask_changes_at: Instant,
     /// The link has a loop for connections to our own addresses.
     loops: bool,
 }
@@ -84,73 +84,37 @@ enum Leave {
     Later,
 }
 
-/// Counts of the application's calls that run the engine or give it work.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Calls {
-    /// Polls since it last armed a queue.
-    pub(super) polls: u64,
-    /// Posts, one for each call.
-    pub(super) posts: u64,
-    /// Chunks of frames that its polls and verbs made the interface send.
-    pub(super) chunks: u64,
-    /// It is inside the kick of a poll or a verb now. If several of its threads kick, the first to return clears this.
-    pub(super) kicking: bool,
-}
-
-/// Adds one, without a bus lock: a count lost between threads does not matter.
-fn count(calls: &AtomicU64) {
-    count_many(calls, 1);
-}
-
-fn count_many(calls: &AtomicU64, many: u64) {
-    calls.store(calls.load(Ordering::Relaxed).wrapping_add(many), Ordering::Relaxed);
-}
-
 /// One engine of a device, which the device's handles, objects and threads share.
 pub(crate) struct SharedEngine {
     state: Mutex<State>,
     /// Number of the engine in its device.
-    pub(super) number: u16,
-    pub(super) common: Arc<Common>,
-    pub(super) registry: Arc<Registry>,
+    number: u16,
+    common: Arc<Common>,
+    registry: Arc<Registry>,
     /// Kicks the interface, outside the lock. `None` where [`Link::flush`](xwarp_tcp::link::Link::flush) sends.
     kicker: Option<Arc<dyn Kick>>,
-    pub(crate) clock: Clock,
+    clock: Clock,
     /// Whether applications run the engine when they poll.
-    pub(crate) application_progress: bool,
+    application_progress: bool,
     /// Whether there is a progress thread.
-    pub(crate) has_thread: bool,
-    pub(crate) resolver: Arc<dyn Resolver>,
+    has_thread: bool,
+    resolver: Arc<dyn Resolver>,
     /// Wakes the progress thread.
-    pub(super) doorbell: Doorbell,
-    /// The wake-up time of the sleeping progress thread, in nanoseconds of `clock`.
-    pub(super) wakes_at: AtomicU64,
-    /// Polls of the application since it last armed a queue.
-    polls: AtomicU64,
-    /// Posts of the application.
-    posts: AtomicU64,
-    /// See [`Calls::chunks`].
-    chunks: AtomicU64,
-    /// See [`Calls::kicking`].
-    kicking: AtomicBool,
-    /// The progress thread has seen that the application polls, and naps.
-    pub(super) napping: AtomicBool,
-    /// The last kick left frames that must be kicked again.
-    pub(super) frames_left: AtomicBool,
-    /// Times that a waiting application ran the engine because frames had arrived.
-    pub(super) leads: AtomicU64,
-    /// Sleeps of applications that run the engine themselves when frames arrive.
-    pub(super) sleeps: AtomicU64,
+    doorbell: Doorbell,
+    /// The application's calls, which the progress thread's policy observes.
+    calls: CallCounters,
+    /// The progress thread's sleep.
+    sleeper: Sleeper,
     /// Posts that wait for the next poll.
     gathered: Gathered,
     stop: AtomicBool,
     /// Set when an engine of the device panicked, or in a child process: this one does not run any more.
-    pub(super) failure: OnceLock<DeviceFailed>,
-    pub(super) fork: ForkMark,
+    failure: OnceLock<DeviceFailed>,
+    fork: ForkMark,
     /// The attributes of the interface when the device was opened.
     opened: InterfaceAttributes,
     /// The engine's limits, which never change.
-    pub(super) limits: Limits,
+    limits: Limits,
     /// The reason why the interface no longer carries frames, if so.
     interface_gone: OnceLock<String>,
 }
@@ -210,13 +174,13 @@ impl State {
 impl SharedEngine {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
         let Setup { common, engine, mut link, cm, application_progress, has_thread } = setup;
-        let (kicker, clock) = (link.kicker(), TickClock::new(common.clock));
+        let (kicker, clock) = (link.kicker(), TickClock::new(common.clock()));
         Ok(Self {
             number: engine.rnic().number(),
             opened: link.attributes(),
             limits: engine.rnic().limits().clone(),
-            registry: Arc::clone(&common.registry),
-            clock: common.clock,
+            registry: Arc::clone(common.registry()),
+            clock: common.clock(),
             common,
             kicker,
             state: Mutex::new(State { engine, link, cm, clock, ask_changes_at: Instant::ZERO, loops: false }),
@@ -224,21 +188,22 @@ impl SharedEngine {
             has_thread,
             resolver,
             doorbell: Doorbell::new()?,
-            wakes_at: AtomicU64::new(NOT_WAITING),
-            polls: AtomicU64::new(0),
-            posts: AtomicU64::new(0),
-            chunks: AtomicU64::new(0),
-            kicking: AtomicBool::new(false),
-            napping: AtomicBool::new(false),
-            frames_left: AtomicBool::new(false),
-            leads: AtomicU64::new(0),
-            sleeps: AtomicU64::new(0),
+            calls: CallCounters::new(),
+            sleeper: Sleeper::new(),
             gathered: Gathered::new(),
             stop: AtomicBool::new(false),
             failure: OnceLock::new(),
             fork: ForkMark::new()?,
             interface_gone: OnceLock::new(),
         })
+    }
+
+    /// Makes `engines` those of one device, which fail together.
+    pub(super) fn are_siblings(engines: &[Arc<Self>]) {
+        if let Some(first) = engines.first() {
+            let siblings = engines.iter().map(Arc::downgrade);
+            first.common.are(siblings.map(|engine| engine as Weak<dyn common::Sibling>));
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -257,6 +222,11 @@ impl SharedEngine {
         self.look(|state| state.link.attributes()).unwrap_or_else(closed)
     }
 
+    /// Runs a verb that needs only the registry, without waiting for the engine.
+    pub(crate) fn registry<R: Answer>(&self, f: impl FnOnce(&Registry) -> R) -> R {
+        if self.failed() { R::of_failed_device() } else { f(&self.registry) }
+    }
+
     /// Runs a verb and transmits the work that it made ready. If the device has failed or fails now, the verb returns
     /// the answer of a failed device.
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
@@ -273,7 +243,7 @@ impl SharedEngine {
         requests: impl ExactSizeIterator<Item = WorkRequest<'a>>,
         f: impl FnOnce(&mut Rnic) -> R,
     ) -> R {
-        count(&self.posts);
+        self.calls.post();
         self.call(|state| {
             let gathers = self.application_polls()
                 && state
@@ -286,7 +256,7 @@ impl SharedEngine {
 
     /// Posts a receive, which does not send gathered posts. Most receives give the engine nothing to do.
     pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Rnic) -> R) -> R {
-        count(&self.posts);
+        self.calls.post();
         self.call(|state| {
             let result = f(state.engine.rnic_mut());
             let waits = if self.gathered.any() {
@@ -300,7 +270,7 @@ impl SharedEngine {
 
     /// Posts requests that are sent with a later call.
     pub(crate) fn post_in_batch<R: Answer>(&self, f: impl FnOnce(&mut Rnic) -> R) -> R {
-        count(&self.posts);
+        self.calls.post();
         self.call(|state| (f(state.engine.rnic_mut()), Leave::Later))
     }
 
@@ -336,7 +306,7 @@ impl SharedEngine {
     /// Whether the application polls so often that posts may wait for it. The progress thread, if there is one, has
     /// detected this, and checks again after each nap.
     fn application_polls(&self) -> bool {
-        self.polls() >= BUSY_POLLS && (!self.has_thread || self.napping.load(Ordering::Relaxed))
+        self.calls.are_busy() && (!self.has_thread || self.sleeper.naps())
     }
 
     /// Sends gathered posts that have waited long enough: called by polls that do not run the engine.
@@ -358,12 +328,7 @@ impl SharedEngine {
 
     /// [Kicks](Self::kick) in a call of the application, which counts as work for the engine.
     fn kick_for_application(&self, starved: bool) {
-        self.kicking.store(true, Ordering::Relaxed);
-        let chunks = self.kick(starved);
-        self.kicking.store(false, Ordering::Relaxed);
-        if chunks > 0 {
-            count_many(&self.chunks, chunks);
-        }
+        self.calls.kick(|| self.kick(starved));
     }
 
     /// Kicks the interface for what was submitted under the lock, which the caller has released: other threads post and
@@ -378,9 +343,7 @@ impl SharedEngine {
                 Kicked::Done(chunks) => kicked += u64::from(chunks),
                 Kicked::More(chunks) => {
                     kicked += u64::from(chunks);
-                    // Either this thread sees that the progress thread sleeps, or that thread sees the frames.
-                    self.frames_left.store(true, Ordering::SeqCst);
-                    if self.wakes_at.load(Ordering::SeqCst) != NOT_WAITING {
+                    if self.sleeper.leave_frames() {
                         self.doorbell.ring();
                     }
                     break;
@@ -423,14 +386,61 @@ impl SharedEngine {
         }
     }
 
-    /// Readable when the progress thread must look at the engine.
-    pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
-        self.doorbell.as_fd()
+    /// Rung when the progress thread must look at the engine.
+    pub(super) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    /// The application's calls so far.
+    pub(super) fn calls(&self) -> &CallCounters {
+        &self.calls
+    }
+
+    /// The progress thread's sleep.
+    pub(super) fn sleeper(&self) -> &Sleeper {
+        &self.sleeper
+    }
+
+    /// Number of the engine in its device.
+    #[inline]
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The device's clock.
+    #[inline]
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// What the engines of the device have in common.
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
+    /// The engine's limits, which never change.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Resolves next hops, without the engine's lock.
+    pub(crate) fn resolver(&self) -> &dyn Resolver {
+        &*self.resolver
+    }
+
+    /// Whether applications run the engine when they poll.
+    pub(crate) fn application_progress(&self) -> bool {
+        self.application_progress
+    }
+
+    /// Whether there is a progress thread.
+    pub(crate) fn has_thread(&self) -> bool {
+        self.has_thread
     }
 
     /// Readable from the moment the device fails.
     pub(crate) fn failure_bell(&self) -> BorrowedFd<'_> {
-        self.common.failure_bell.as_fd()
+        self.common.failure_bell().as_fd()
     }
 
     /// One turn of the engine by a polling application, unless another thread holds the engine. Returns whether a frame
@@ -457,7 +467,7 @@ impl SharedEngine {
         if self.failed() {
             return;
         }
-        self.lock().ask_changes_at = Instant::ZERO;
+        self.ask_changes();
         for _ in 0..MOST_TURNS {
             if !self.turn(self.lock()) || self.stopping() {
                 break;
@@ -496,8 +506,7 @@ impl SharedEngine {
     /// Passes on the events and deadlines that the engine's last work may have caused: nearly always none.
     #[inline]
     fn publish(&self, state: &mut State, now: Instant) {
-        let sleeps = self.wakes_at.load(Ordering::Relaxed) != NOT_WAITING;
-        if now >= state.ask_changes_at || state.engine.has_events() || sleeps {
+        if now >= state.ask_changes_at || state.engine.has_events() || self.sleeper.sleeps() {
             self.publish_all(state, now);
         }
     }
@@ -517,13 +526,11 @@ impl SharedEngine {
             state.dispatch(now, event);
         }
         while let Some(event) = state.engine.next_async_event() {
-            self.common.async_events.push(event);
+            self.common.async_events().push(event);
         }
-        // The thread also stores this under the lock, so either the thread has seen our deadline or we see the
-        // thread's wake-up time.
-        let wakes_at = self.wakes_at.load(Ordering::Relaxed);
-        if wakes_at != NOT_WAITING
-            && state.quiet_for(now).is_some_and(|quiet| (now + quiet).as_nanos() < wakes_at)
+        if self.sleeper.sleeps()
+            && let Some(quiet) = state.quiet_for(now)
+            && self.sleeper.oversleeps((now + quiet).as_nanos())
         {
             self.doorbell.ring();
         }
@@ -534,7 +541,7 @@ impl SharedEngine {
         // Each engine is told of each change, and the application once.
         if let Some(event) = event_of(&change).filter(|_| self.number == 0) {
             tracing::info!(?event, "the interface changed");
-            self.common.async_events.push(event);
+            self.common.async_events().push(event);
         }
         match change {
             InterfaceChange::AddressRemoved(address) => {
@@ -567,24 +574,15 @@ impl SharedEngine {
     }
 
     /// Counts a post of the application that did not take the engine's lock.
+    #[inline]
     pub(super) fn note_post(&self) {
-        count(&self.posts);
+        self.calls.post();
     }
 
     /// Counts a poll of the application.
+    #[inline]
     pub(crate) fn note_poll(&self) {
-        count(&self.polls);
-    }
-
-    /// Number of polls since the application last armed a queue.
-    fn polls(&self) -> u64 {
-        self.polls.load(Ordering::Relaxed)
-    }
-
-    /// Calls of the application so far.
-    pub(super) fn calls(&self) -> Calls {
-        let [posts, chunks] = [&self.posts, &self.chunks].map(|calls| calls.load(Ordering::Relaxed));
-        Calls { polls: self.polls(), posts, chunks, kicking: self.kicking.load(Ordering::Relaxed) }
+        self.calls.poll();
     }
 
     /// Records that the application is about to sleep and must be woken: it no longer counts as polling.
@@ -592,14 +590,14 @@ impl SharedEngine {
         if self.gathered.any() {
             self.with(|_, _| ());
         }
-        if self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS {
+        if self.calls.arm() {
             self.doorbell.ring();
         }
     }
 
-    /// Times that a waiting application ran the engine because frames had arrived.
-    pub(crate) fn leads(&self) -> u64 {
-        self.leads.load(Ordering::Relaxed)
+    /// Lets the next turn ask the interface for changes.
+    pub(super) fn ask_changes(&self) {
+        self.lock().ask_changes_at = Instant::ZERO;
     }
 
     /// Asks the progress thread to end.
