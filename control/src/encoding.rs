@@ -19,7 +19,7 @@ const MOST_COUNTER_BYTES: usize = 40;
 const MOST_VLANS: usize = 2;
 
 /// All reasons, in the order of their codes.
-const REASONS: [Reason; 12] = [
+const REASONS: [Reason; 13] = [
     Reason::Version,
     Reason::State,
     Reason::NotServed,
@@ -29,6 +29,7 @@ const REASONS: [Reason; 12] = [
     Reason::Permission,
     Reason::NotOurAddress,
     Reason::PortsExhausted,
+    Reason::Device,
     Reason::Memory,
     Reason::Route,
     Reason::System,
@@ -123,6 +124,7 @@ impl Tagged<Request> {
                 to.u8(7);
                 to.u16(*number);
             }
+            Request::Register => to.u8(8),
         }
         to.done()
     }
@@ -146,6 +148,7 @@ impl Tagged<Request> {
                     confirm: from.flag("confirm")?,
                 },
                 7 => Request::Describe { number: from.u16()? },
+                8 => Request::Register,
                 _ => return Err(DecodeError::Invalid("kind of request")),
             };
             Ok(Self { id, body })
@@ -172,6 +175,7 @@ impl Device {
         to.text(&self.name, MOST_NAME_BYTES);
         to.text(&self.carrier, MOST_NAME_BYTES);
         to.u32(self.index);
+        to.u32(self.socket_index);
         to.mac(self.mac);
         to.u32(self.mtu);
         to.u16(self.path_mtu);
@@ -195,6 +199,7 @@ impl Device {
             name: from.text(MOST_NAME_BYTES, "interface name")?,
             carrier: from.text(MOST_NAME_BYTES, "interface name")?,
             index: from.u32()?,
+            socket_index: from.u32()?,
             mac: from.mac()?,
             mtu: from.u32()?,
             path_mtu: from.u16()?,
@@ -340,6 +345,7 @@ impl Tagged<Reply> {
                 to.u8(3);
                 to.u16(*port);
             }
+            Reply::Registered => to.u8(4),
             Reply::Resolved { source, next_hop, neighbour, mtu } => {
                 to.u8(5);
                 to.address(*source);
@@ -372,6 +378,7 @@ impl Tagged<Reply> {
                 1 => Reply::Hello { version: from.u16()? },
                 2 => Reply::Opened(Device::decode(from)?),
                 3 => Reply::Reserved { port: from.u16()? },
+                4 => Reply::Registered,
                 5 => Reply::Resolved {
                     source: from.address()?,
                     next_hop: from.address()?,

@@ -2,14 +2,16 @@
 //!
 //! A client connects to the helper's socket, a `SOCK_SEQPACKET` socket of `AF_UNIX`, so each message is one datagram of
 //! at most [`MOST_BYTES`]. The client sends [`Request`]s and the helper answers each with a [`Reply`] of the same id;
-//! answers may come in any order. Two messages carry descriptors: [`Request::Open`] the frame memory that the client
-//! created, a sealed memfd; [`Reply::Opened`] the AF_XDP socket and a second socket, on which the helper sends
-//! [`Event`]s. When either socket is closed, the device ends.
+//! answers may come in any order. Two messages carry descriptors: [`Reply::Opened`] the AF_XDP socket, to which the client
+//! registers its own frame memory before it binds it, and a second socket, on which the helper sends [`Event`]s;
+//! [`Request::Register`] the frame memory of a client that may not lock so much. When the connection or the socket of events is
+//! closed, the device ends.
 //!
 //! | request | reply | action of the helper |
 //! |---|---|---|
 //! | [`Request::Hello`] | [`Reply::Hello`] | compares versions |
-//! | [`Request::Open`] | [`Reply::Opened`] | creates a veth pair and binds a socket to its far end |
+//! | [`Request::Open`] | [`Reply::Opened`] | creates a veth pair, and a socket in the namespace of its far end |
+//! | [`Request::Register`] | [`Reply::Registered`] | registers the client's frame memory to its socket |
 //! | [`Request::Reserve`] | [`Reply::Reserved`] | reserves a port in the kernel and gives it to the client |
 //! | [`Request::Release`] | none | releases the port |
 //! | [`Request::Resolve`] | [`Reply::Resolved`] | looks up route and neighbour, without waiting |

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use xwarp_tcp::wire::Mac;
 
 /// Version of the protocol. Client and helper must have the same version.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Largest message in bytes.
 pub const MOST_BYTES: usize = 2048;
@@ -54,13 +54,16 @@ pub enum Request {
         /// The client's [`VERSION`].
         version: u16,
     },
-    /// Opens a device; once for each connection to the helper. Carries the memory.
+    /// Opens a device; once for each connection to the helper.
     Open {
         /// The interface.
         interface: Choice,
-        /// The sizes.
+        /// The sizes of the frame memory that the client will register.
         sizes: Sizes,
     },
+    /// Has the helper register the frame memory that comes with the request, because the client's limit on locked memory is too
+    /// low: a sealed memfd of the announced size, all of whose pages are present. At most once for each device.
+    Register,
     /// Reserves a port.
     Reserve {
         /// On this address; `None`: on all addresses of both families.
@@ -129,6 +132,8 @@ pub struct Device {
     pub carrier: String,
     /// Index of the interface.
     pub index: u32,
+    /// Index of the interface to whose queue 0 the client binds the AF_XDP socket, in the network namespace of that socket.
+    pub socket_index: u32,
     /// Its Ethernet address.
     pub mac: Mac,
     /// Its MTU in bytes.
@@ -222,6 +227,8 @@ pub enum Reason {
     NotOurAddress,
     /// No ephemeral port is free.
     PortsExhausted,
+    /// A device could not be made: its pair of interfaces, its namespace or its socket.
+    Device,
     /// The memory that came with the request cannot be used.
     Memory,
     /// There is no route.
@@ -243,6 +250,7 @@ impl Reason {
             Self::Permission => "permission",
             Self::NotOurAddress => "not_our_address",
             Self::PortsExhausted => "ports_exhausted",
+            Self::Device => "device",
             Self::Memory => "memory",
             Self::Route => "route",
             Self::System => "system",
@@ -268,8 +276,10 @@ pub enum Reply {
         /// The helper's [`VERSION`].
         version: u16,
     },
-    /// To [`Request::Open`]. Carries the AF_XDP socket and the socket of events.
+    /// To [`Request::Open`]. Carries the AF_XDP socket, which is neither registered nor bound, and the socket of events.
     Opened(Device),
+    /// To [`Request::Register`].
+    Registered,
     /// To [`Request::Reserve`].
     Reserved {
         /// The reserved port.

@@ -11,9 +11,10 @@ use nix::sys::socket::{
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use xwarp_control::{Event, Reply, Tagged};
+use xwarp_control::{Event, Reply, Sizes, Tagged};
 use xwarp_driver::PortReservation;
 use xwarp_driver::helper::send_message;
+use xwarp_driver::shared::memory_bytes;
 
 use crate::identity;
 use crate::pairs::Pair;
@@ -48,11 +49,11 @@ pub(crate) enum Device {
     Opening {
         request: u32,
         uplink: usize,
-        memory_bytes: u64,
+        sizes: Sizes,
     },
     Open {
         uplink: usize,
-        memory_bytes: u64,
+        sizes: Sizes,
         pair: Pair,
         events: OwnedFd,
         /// What it has not been sent yet, and whether the loop waits until it can be.
@@ -68,7 +69,7 @@ impl Device {
     pub(crate) fn memory_bytes(&self) -> Option<u64> {
         match self {
             Self::None => None,
-            Self::Opening { memory_bytes, .. } | Self::Open { memory_bytes, .. } => Some(*memory_bytes),
+            Self::Opening { sizes, .. } | Self::Open { sizes, .. } => Some(memory_bytes(*sizes)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `xwarpd`, the helper that shares interfaces among unprivileged processes.
 //!
-//! For each client the helper creates a pair of virtual interfaces in a network namespace of its own and binds an
-//! AF_XDP socket to the far end. The client receives this socket, which uses the client's own frame memory. The
+//! For each client the helper creates a pair of virtual interfaces, whose far end is in a network namespace of its own, and an
+//! AF_XDP socket in that namespace. The client receives the socket, registers its own frame memory and binds it to the far end. The
 //! programs of the switch (`xwarp_prog::Switch`) carry the client's frames between its pair and the interface, or into
 //! the pair of another client. A port belongs to one client: the helper reserves it in the kernel, and the switch drops
 //! frames that a client sends from any other port or address. The helper also answers queries that a client cannot send
@@ -22,7 +22,10 @@
 //! | `limits` | the resource limits of one user |
 //! | `slots` | the numbers of devices, until they are removed |
 //! | `ports` | reservations and their quarantine |
-//! | `pairs` | the thread that creates and removes pairs |
+//! | `pairs` | the thread that creates pairs |
+//! | `removals` | the thread that removes them |
+//! | `turns` | the queues of these threads |
+//! | `private` | the network namespace of a client's socket |
 //! | `log` | the log on standard error |
 //! | `signals` | the signals that end the helper |
 //! | `metrics` | the endpoint for monitors |
@@ -48,12 +51,15 @@ mod options;
 mod pairs;
 mod pending;
 mod ports;
+mod private;
 mod privileges;
+mod removals;
 mod report;
 mod requests;
 mod server;
 mod signals;
 mod slots;
+mod turns;
 mod uplink;
 
 use std::process::ExitCode;

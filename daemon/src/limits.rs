@@ -59,7 +59,7 @@ impl Limits {
                 "{wanted} KiB of frame memory: this user has {had} of {most} KiB already (--memory-per-user of xwarpd, or fewer chunks)"
             ));
         }
-        // The worker that creates and removes pairs serves all users in order, so one user must not fill its queue.
+        // Each device that is still being removed keeps kernel memory, and time of the thread that removes pairs.
         let most_bytes = most.saturating_mul(WITH_REMOVED as u64);
         if usage.slots >= devices.saturating_mul(WITH_REMOVED)
             || memory_bytes > most_bytes.saturating_sub(usage.slots_bytes)

@@ -1,34 +1,40 @@
-//! The thread that creates and removes the pairs of clients. Removing an interface takes tens of milliseconds in the
-//! kernel, so the server loop does not wait for it.
+//! The thread that creates the pairs of clients, so that the server loop does not wait for the kernel. Another one
+//! [removes](crate::removals) them.
 //!
-//! The thread runs in an unnamed network namespace of its own. All pairs are in this namespace, invisible to other
-//! programs, and end with it.
+//! Both run in an unnamed network namespace of their own. The near ends of all pairs are in this namespace, invisible to
+//! other programs, and end with it. Each far end is in a namespace of its own: see [`PrivateNamespace`].
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::{Context as _, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use xwarp_control::Sizes;
 use xwarp_driver::netlink::Netlink;
-use xwarp_driver::{DriverConfig, shared};
+use xwarp_driver::netlink::veth::VethEnd;
+use xwarp_driver::shared;
 use xwarp_prog::{AttachMode, PairLinks, Switch};
 
+use crate::private::{FarEnd, PrivateNamespace, make_far_end, silence_ipv6};
 use crate::privileges;
+use crate::removals::{Removal, remove_all};
+use crate::turns::Turns;
 
 /// The pair of one client.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub slot: u32,
-    ends: [u32; 2],
+    pub(crate) ends: [u32; 2],
+    pub(crate) namespace: PrivateNamespace,
     switch: Arc<Switch>,
-    _links: PairLinks,
+    pub(crate) links: PairLinks,
 }
 
 impl Pair {
@@ -36,25 +42,38 @@ impl Pair {
     pub(crate) fn switch(&self) -> &Switch {
         &self.switch
     }
+
+    /// Index of the far end, to which the client binds its socket.
+    pub(crate) fn far(&self) -> u32 {
+        self.ends[1]
+    }
 }
 
-/// A request for a pair, with a socket on its far end.
+/// A request for a pair, with a socket in the namespace of its far end.
 pub(crate) struct Order {
     pub client: u64,
     pub uid: u32,
     pub slot: u32,
     pub switch: Arc<Switch>,
-    pub memory: OwnedFd,
-    pub sizes: Sizes,
     pub multi_buffer: bool,
     pub mtu: u32,
     pub generic: bool,
 }
 
+/// A request to register the memory of a client.
+pub(crate) struct Registration {
+    pub client: u64,
+    /// The number of the client's request.
+    pub request: u32,
+    pub socket: OwnedFd,
+    pub memory: OwnedFd,
+    pub sizes: Sizes,
+}
+
 enum Job {
     Make(Box<Order>),
-    Remove(Box<Pair>),
-    SetMtu { ends: [u32; 2], mtu: u32 },
+    Register(Box<Registration>),
+    SetMtu { near: u32, mtu: u32 },
     MakeRelay(RelayOrder),
 }
 
@@ -71,97 +90,62 @@ struct RelayOrder {
 /// A completed request of the thread.
 pub(crate) enum Done {
     Made { client: u64, uid: u32, slot: u32, result: Result<(Pair, OwnedFd)> },
+    Registered { client: u64, request: u32, result: io::Result<()> },
     Removed { slot: u32 },
 }
 
-/// The jobs that wait, by user. Each user's are done in order, and the users take turns: making or removing a pair takes tens
-/// of milliseconds, and one user's backlog is not another's.
-#[derive(Default)]
-struct Queue {
-    /// The jobs of this program itself are those of nobody.
-    users: BTreeMap<Option<u32>, VecDeque<Job>>,
-    /// Users with jobs, the next one first.
-    turns: VecDeque<Option<u32>>,
-    ended: bool,
+/// A sender of completed requests, which rings the server loop's bell.
+pub(crate) struct Results {
+    done: Sender<Done>,
+    bell: Arc<OwnedFd>,
 }
 
-impl Queue {
-    fn push(&mut self, user: Option<u32>, job: Job) {
-        let jobs = self.users.entry(user).or_default();
-        if jobs.is_empty() {
-            self.turns.push_back(user);
-        }
-        jobs.push_back(job);
-    }
-
-    fn pop(&mut self) -> Option<Job> {
-        let user = self.turns.pop_front()?;
-        let jobs = self.users.get_mut(&user)?;
-        let job = jobs.pop_front();
-        if jobs.is_empty() {
-            self.users.remove(&user);
-        } else {
-            self.turns.push_back(user);
-        }
-        job
+impl Results {
+    /// Whether the server loop still exists.
+    pub(crate) fn report(&self, done: Done) -> bool {
+        let sent = self.done.send(done).is_ok();
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        sent
     }
 }
 
-/// The queue, and the bell of the thread.
-#[derive(Default)]
-struct Jobs {
-    queue: Mutex<Queue>,
-    more: Condvar,
-}
-
-impl Jobs {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // A job is pushed or popped as a whole.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for the next job; `None` when there are no more.
-    fn next(&self) -> Option<Job> {
-        let mut queue = self.lock();
-        loop {
-            if let Some(job) = queue.pop() {
-                return Some(job);
-            }
-            if queue.ended {
-                return None;
-            }
-            queue = self.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-/// The handle to the thread.
+/// The handle to the threads.
 pub(crate) struct Pairs {
-    jobs: Arc<Jobs>,
+    jobs: Arc<Turns<Job>>,
+    removals: Arc<Turns<Removal>>,
     done: Receiver<Done>,
     bell: Arc<OwnedFd>,
 }
 
 impl Pairs {
-    /// Starts the thread.
+    /// Starts the threads.
     pub(crate) fn start(threaded_napi: bool) -> Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let jobs = Arc::new(Jobs::default());
-        let orders = Arc::clone(&jobs);
-        let (results, done) = channel();
+        let (jobs, removals) = (Arc::new(Turns::default()), Arc::new(Turns::default()));
+        let (sender, done) = channel();
         let (ready, is_ready) = channel();
-        let ring = Arc::clone(&bell);
-        thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || match enter(threaded_napi) {
-            Ok(namespace) => {
-                let _ = ready.send(Ok(()));
-                work(namespace, &orders, &results, &ring);
-            }
-            Err(error) => {
-                let _ = ready.send(Err(error));
+        let results = || Results { done: sender.clone(), bell: Arc::clone(&bell) };
+        let (made, removed) = (results(), results());
+        let (orders, removes) = (Arc::clone(&jobs), Arc::clone(&removals));
+        thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || {
+            let entered = enter(threaded_napi).and_then(|namespace| {
+                // A new thread is in the namespace of the one that starts it.
+                remove_all(removes, removed)?;
+                privileges::drop_others_of_pairs().context("dropping capabilities")?;
+                Ok(namespace)
+            });
+            match entered {
+                Ok(namespace) => {
+                    let _ = ready.send(Ok(()));
+                    work(namespace, &orders, &made);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
             }
         })?;
         is_ready.recv().context("the thread of the pairs ended")??;
-        Ok(Self { jobs, done, bell })
+        Ok(Self { jobs, removals, done, bell })
     }
 
     /// Readable when [`next`](Self::next) has a result.
@@ -179,17 +163,23 @@ impl Pairs {
         self.send(Some(order.uid), Job::Make(Box::new(order)));
     }
 
-    pub(crate) fn remove(&self, uid: u32, pair: Pair) {
-        self.send(Some(uid), Job::Remove(Box::new(pair)));
+    pub(crate) fn register(&self, uid: u32, registration: Registration) {
+        self.send(Some(uid), Job::Register(Box::new(registration)));
+    }
+
+    /// Removes a pair, and closes the helper's own descriptor of its socket. Slots are reported when nothing of the client's is
+    /// left in its namespace.
+    pub(crate) fn remove(&self, uid: u32, pair: Pair, socket: OwnedFd) {
+        self.removals.push(Some(uid), Removal { pair, socket });
     }
 
     pub(crate) fn set_mtu(&self, uid: u32, pair: &Pair, mtu: u32) {
-        self.send(Some(uid), Job::SetMtu { ends: pair.ends, mtu });
+        self.send(Some(uid), Job::SetMtu { near: pair.ends[0], mtu });
     }
 
     /// Jobs that wait.
     pub(crate) fn waiting(&self) -> usize {
-        self.jobs.lock().users.values().map(VecDeque::len).sum()
+        self.jobs.len() + self.removals.len()
     }
 
     /// Creates the relay of an interface, and waits for it. The near end gets this name and is in the calling thread's
@@ -204,20 +194,21 @@ impl Pairs {
     }
 
     fn send(&self, user: Option<u32>, job: Job) {
-        self.jobs.lock().push(user, job);
-        self.jobs.more.notify_one();
+        self.jobs.push(user, job);
     }
 }
 
 impl Drop for Pairs {
     fn drop(&mut self) {
-        self.jobs.lock().ended = true;
-        self.jobs.more.notify_one();
+        self.jobs.end();
+        self.removals.end();
     }
 }
 
-/// The namespace of the pairs, which the calling thread is in.
+/// The namespace of the near ends, which the calling thread is in.
 struct Namespace {
+    /// Its descriptor, to return to it.
+    home: OwnedFd,
     netlink: Netlink,
     /// The near ends of pairs process frames on kernel threads.
     threaded_napi: bool,
@@ -235,113 +226,95 @@ fn enter(threaded_napi: bool) -> Result<Namespace> {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("mounting sysfs")?;
     }
-    // Otherwise the kernel sends router solicitations on each pair.
-    let ipv6 = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
-    if let Err(error) = ipv6 {
-        tracing::debug!(%error, "IPv6 stays on in the namespace of the pairs");
-    }
+    silence_ipv6();
+    let home = fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?.into();
     let netlink = Netlink::open().context("opening a netlink socket")?;
-    privileges::drop_others().context("dropping capabilities")?;
-    Ok(Namespace { netlink, threaded_napi, relays: Vec::new() })
+    Ok(Namespace { home, netlink, threaded_napi, relays: Vec::new() })
 }
 
-fn work(mut namespace: Namespace, orders: &Jobs, results: &Sender<Done>, bell: &OwnedFd) {
+fn work(mut namespace: Namespace, orders: &Turns<Job>, results: &Results) {
     while let Some(job) = orders.next() {
-        let done = match job {
-            Job::Make(order) => {
-                let Order { client, uid, slot, .. } = *order;
-                Done::Made { client, uid, slot, result: make(&mut namespace, *order) }
-            }
-            Job::Remove(pair) => {
-                let Pair { slot, ends, switch, _links } = *pair;
-                switch.disconnect_client(slot, ends);
-                if let Err(error) = namespace.netlink.delete_link(ends[0]) {
-                    tracing::error!(slot, %error, "a pair could not be removed");
-                }
-                Done::Removed { slot }
-            }
-            Job::MakeRelay(order) => {
-                let _ = order.made.send(namespace.make_relay(&order));
-                continue;
-            }
-            Job::SetMtu { ends, mtu } => {
-                for end in ends {
-                    if let Err(error) = namespace.netlink.set_mtu(end, mtu) {
-                        tracing::warn!(mtu, %error, "a pair keeps its MTU");
-                    }
-                }
-                continue;
-            }
-        };
-        if results.send(done).is_err() {
+        if !namespace.execute(job).is_none_or(|done| results.report(done)) {
             return;
         }
-        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
     }
 }
 
 impl Namespace {
+    fn execute(&mut self, job: Job) -> Option<Done> {
+        match job {
+            Job::Make(order) => {
+                let Order { client, uid, slot, .. } = *order;
+                Some(Done::Made { client, uid, slot, result: self.make(&order) })
+            }
+            Job::Register(registration) => {
+                let Registration { client, request, socket, memory, sizes } = *registration;
+                let result = shared::register_for(socket.as_fd(), memory, sizes);
+                Some(Done::Registered { client, request, result })
+            }
+            Job::MakeRelay(order) => {
+                let _ = order.made.send(self.make_relay(&order));
+                None
+            }
+            Job::SetMtu { near, mtu } => {
+                match self.netlink.set_mtu(near, mtu) {
+                    // It was removed meanwhile.
+                    Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {}
+                    Err(error) => tracing::warn!(mtu, %error, "a pair keeps its MTU"),
+                    Ok(()) => {}
+                }
+                None
+            }
+        }
+    }
+
     fn make_relay(&mut self, order: &RelayOrder) -> Result<()> {
         let RelayOrder { near, namespace, switch, mtu, .. } = order;
         let far = format!("relay{}", self.relays.len());
-        let far = self.netlink.create_veth_to(namespace.as_fd(), [&far, near], *mtu);
-        let far = far.context("creating the pair of a relay (veth)")?;
+        let end = |name| VethEnd { name, index: 0, mtu: *mtu };
+        self.netlink
+            .create_veth(end(&far), end(near), namespace.as_fd())
+            .context("creating the pair of a relay (veth)")?;
+        let far = self.netlink.index_of(&far).context("finding the far end of a relay")?;
+        self.netlink.set_up(far).context("setting the far end of a relay up")?;
         self.relays.push(switch.attach_behind_relay(far).context("attaching the switch to a relay")?);
         Ok(())
     }
-}
 
-fn make(namespace: &mut Namespace, order: Order) -> Result<(Pair, OwnedFd)> {
-    let Namespace { netlink, threaded_napi, .. } = namespace;
-    let Order { slot, switch, memory, sizes, multi_buffer, mtu, generic, .. } = order;
-    let names = [format!("near{slot}"), format!("far{slot}")];
-    let ends = netlink
-        .create_veth([&names[0], &names[1]], mtu)
-        .context("creating a pair of virtual interfaces (veth)")?;
-    let mode = if generic { AttachMode::Generic } else { AttachMode::Native };
-    let send_buffer = DriverConfig::default().send_buffer_bytes;
-    let connected = shared::client_socket(memory, ends[1], sizes, multi_buffer, send_buffer)
-        .context("binding an AF_XDP socket to the client's memory")
-        .and_then(|socket| {
-            let links = switch.connect_client(slot, ends, socket.as_fd(), mode);
-            Ok((links.context("connecting the client to the switch")?, socket))
-        });
-    match connected {
-        Ok((links, socket)) => {
-            if *threaded_napi {
-                // Attaching the program created the NAPI instance. Generic XDP has none, so there is nothing to move.
-                let setting = format!("/sys/class/net/{}/threaded", names[0]);
-                if let Err(error) = fs::write(&setting, "1") {
-                    tracing::warn!(setting, %error, "frames of a client are processed on its own time");
-                }
+    fn make(&mut self, order: &Order) -> Result<(Pair, OwnedFd)> {
+        let name = format!("near{}", order.slot);
+        let FarEnd { index: far, link, socket, namespace } = make_far_end(&self.home, &name, order)?;
+        let near = self.netlink.index_of(&name).context("finding the near end of a pair")?;
+        let ends = [near, far];
+        let mode = if order.generic { AttachMode::Generic } else { AttachMode::Native };
+        let connected =
+            self.netlink.set_up(near).context("setting the near end of a pair up").and_then(|()| {
+                let links = order.switch.connect_client(order.slot, ends, link, socket.as_fd(), mode);
+                links.context("connecting the client to the switch")
+            });
+        match connected {
+            Ok(links) => {
+                self.move_to_kernel_thread(&name);
+                let switch = Arc::clone(&order.switch);
+                Ok((Pair { slot: order.slot, ends, namespace, switch, links }, socket))
             }
-            Ok((Pair { slot, ends, switch, _links: links }, socket))
-        }
-        Err(error) => {
-            switch.disconnect_client(slot, ends);
-            let _ = netlink.delete_link(ends[0]);
-            Err(error)
+            Err(error) => {
+                order.switch.disconnect_client(order.slot, ends);
+                let _ = self.netlink.delete_link(near);
+                Err(error)
+            }
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Ten jobs of one user delay another user's job by one.
-    #[test]
-    fn attack_users_take_turns() {
-        let mut queue = Queue::default();
-        let job = |mtu| Job::SetMtu { ends: [0, 0], mtu };
-        (0..10).for_each(|mtu| queue.push(Some(7), job(mtu)));
-        queue.push(Some(8), job(100));
-        queue.push(None, job(200));
-        let mut order = Vec::new();
-        while let Some(Job::SetMtu { mtu, .. }) = queue.pop() {
-            order.push(mtu);
+    /// Lets kernel threads process the frames of the client behind `near`, if the helper was started so.
+    fn move_to_kernel_thread(&self, near: &str) {
+        if !self.threaded_napi {
+            return;
         }
-        assert_eq!(order, [0, 100, 200, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert!(queue.users.is_empty() && queue.turns.is_empty());
+        // Attaching the program created the NAPI instance. Generic XDP has none, so there is nothing to move.
+        let setting = format!("/sys/class/net/{near}/threaded");
+        if let Err(error) = fs::write(&setting, "1") {
+            tracing::warn!(setting, %error, "frames of a client are processed on its own time");
+        }
     }
 }

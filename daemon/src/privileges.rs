@@ -18,7 +18,8 @@ const KEPT: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_BIND_SERVICE);
 
 /// The names of the kept capabilities, for the log.
-pub(crate) const KEPT_NAMES: &str = "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_NET_BIND_SERVICE";
+pub(crate) const KEPT_NAMES: &str = "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_NET_BIND_SERVICE, \
+                                     and CAP_SYS_ADMIN of the thread that makes pairs";
 
 /// Lowest limit on descriptors with which the helper starts.
 const MIN_DESCRIPTORS: u64 = 1024;
@@ -27,6 +28,11 @@ const MIN_DESCRIPTORS: u64 = 1024;
 /// `execve`, and those of programs.
 pub(crate) fn drop_others() -> io::Result<()> {
     limit_to(KEPT)
+}
+
+/// The same for the thread that makes pairs, which needs one more for the network namespaces of clients.
+pub(crate) fn drop_others_of_pairs() -> io::Result<()> {
+    limit_to(KEPT | CapabilitySet::SYS_ADMIN)
 }
 
 /// Drops all capabilities of the calling thread.

@@ -1,5 +1,6 @@
 //! Requests of clients and their answers.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Reque
 use xwarp_driver::shared::memory_bytes;
 
 use crate::client::Device;
-use crate::pairs::{Done, Order, Pair};
+use crate::pairs::{Done, Order, Pair, Registration};
 use crate::pending::Pending;
 use crate::server::Server;
 use crate::slots::MAX_SLOTS;
@@ -91,14 +92,13 @@ impl Server {
                 ),
             )),
             _ if !client.greeted => state("the first request is Hello"),
-            Request::Open { interface, sizes } => {
+            Request::Open { interface, sizes } => self.open(id, request, &interface, sizes).map(|()| None),
+            Request::Register => {
                 let Ok([memory]) = <[OwnedFd; 1]>::try_from(descriptors) else {
-                    return Err(refusal(
-                        Reason::Memory,
-                        "Open carries one descriptor, the frame memory, a memfd",
-                    ));
+                    let text = "Register carries one descriptor, the frame memory, a sealed memfd";
+                    return Err(refusal(Reason::Memory, text));
                 };
-                self.open(id, request, &interface, sizes, memory).map(|()| None)
+                self.register(id, request, memory).map(|()| None)
             }
             Request::Describe { number } => {
                 let uid = client.uid;
@@ -143,19 +143,13 @@ impl Server {
             }
             Request::Hello { .. }
             | Request::Open { .. }
+            | Request::Register
             | Request::Release { .. }
             | Request::Describe { .. } => Ok(None),
         }
     }
 
-    fn open(
-        &mut self,
-        id: u64,
-        request: u32,
-        choice: &Choice,
-        sizes: Sizes,
-        memory: OwnedFd,
-    ) -> Result<(), Refusal> {
+    fn open(&mut self, id: u64, request: u32, choice: &Choice, sizes: Sizes) -> Result<(), Refusal> {
         let Some(client) = self.clients.get(&id) else { return Ok(()) };
         if !matches!(client.device, Device::None) {
             return Err(refusal(Reason::State, "this connection has a device already"));
@@ -195,24 +189,43 @@ impl Server {
             uid: owner.uid,
             slot,
             switch: Arc::clone(uplink.shared.switch()),
-            memory,
-            sizes,
             multi_buffer: uplink.shared.multi_buffer(),
             mtu: uplink.pair_mtu(),
             generic: !uplink.shared.takes_redirected(),
         });
         if let Some(client) = self.clients.get_mut(&id) {
-            client.device = Device::Opening { request, uplink: found, memory_bytes: bytes };
+            client.device = Device::Opening { request, uplink: found, sizes };
         }
         Ok(())
+    }
+
+    /// Lets the thread of the pairs register the memory of a client whose limit on locked memory is too low.
+    fn register(&mut self, id: u64, request: u32, memory: OwnedFd) -> Result<(), Refusal> {
+        let Some(client) = self.clients.get(&id) else { return Ok(()) };
+        let Device::Open { sizes, socket, .. } = &client.device else {
+            return Err(refusal(Reason::State, "no device is open"));
+        };
+        let socket = socket.try_clone().map_err(|_| refusal(Reason::Limit, FEW_DESCRIPTORS))?;
+        self.pairs.register(client.uid, Registration { client: id, request, socket, memory, sizes: *sizes });
+        Ok(())
+    }
+
+    fn registered(&mut self, id: u64, request: u32, result: io::Result<()>) {
+        let reply = result.map_or_else(
+            |error| Reply::Refused(refusal(Reason::Memory, format!("registering the frame memory: {error}"))),
+            |()| Reply::Registered,
+        );
+        if let Reply::Refused(refusal) = &reply {
+            self.count_refusal(refusal);
+        }
+        self.reply(id, request, reply, &[]);
     }
 
     pub(crate) fn pairs_done(&mut self) {
         while let Some(done) = self.pairs.next() {
             match done {
-                Done::Removed { slot } => {
-                    self.slots.free(slot);
-                }
+                Done::Removed { slot } => self.slots.free(slot),
+                Done::Registered { client, request, result } => self.registered(client, request, result),
                 Done::Made { client, uid, slot, result } => match result {
                     Ok((pair, socket)) => self.opened(client, uid, pair, socket),
                     Err(error) => {
@@ -221,7 +234,7 @@ impl Server {
                         let Some(there) = self.clients.get_mut(&client) else { continue };
                         let Device::Opening { request, .. } = there.device else { continue };
                         there.device = Device::None;
-                        let refused = Reply::Refused(refusal(Reason::Memory, format!("{error:#}")));
+                        let refused = Reply::Refused(refusal(Reason::Device, format!("{error:#}")));
                         self.reply(client, request, refused, &[]);
                     }
                 },
@@ -232,13 +245,11 @@ impl Server {
     /// Passes a new device to its client.
     fn opened(&mut self, id: u64, uid: u32, pair: Pair, socket: OwnedFd) {
         let opening = self.clients.get_mut(&id).and_then(|client| match client.device {
-            Device::Opening { request, uplink, memory_bytes } => {
-                Some((client, request, uplink, memory_bytes))
-            }
+            Device::Opening { request, uplink, sizes } => Some((client, request, uplink, sizes)),
             _ => None,
         });
-        let Some((client, request, uplink, memory_bytes)) = opening else {
-            return self.pairs.remove(uid, pair);
+        let Some((client, request, uplink, sizes)) = opening else {
+            return self.pairs.remove(uid, pair, socket);
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let events = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -252,7 +263,7 @@ impl Server {
         let (Ok((ours, theirs)), Some(there), Ok(same)) =
             (events, self.uplinks.get(uplink), socket.try_clone())
         else {
-            self.pairs.remove(uid, pair);
+            self.pairs.remove(uid, pair, socket);
             return self.gone(id, "no socket for its events");
         };
         tracing::info!(
@@ -262,13 +273,13 @@ impl Server {
             interface = there.shared.attributes().name,
             "opened a device"
         );
+        let granted = there.granted(pair.far());
         let mut pending = Pending::default();
         for address in there.shared.addresses().iter().skip(MOST_ADDRESSES) {
             pending.add(&Event::AddressAdded(*address));
         }
         client.device =
-            Device::Open { uplink, memory_bytes, pair, events: ours, pending, waits: false, socket: same };
-        let granted = there.granted();
+            Device::Open { uplink, sizes, pair, events: ours, pending, waits: false, socket: same };
         self.reply(id, request, Reply::Opened(granted), &[socket, theirs]);
         self.send_events(id);
     }

@@ -400,8 +400,7 @@ impl Server {
                 self.quarantine.add(now, client.owner, interface, held);
             }
             self.losses.add(uplink, &socket);
-            self.closing.close_descriptors(client.uid, vec![socket]);
-            self.pairs.remove(client.uid, pair);
+            self.pairs.remove(client.uid, pair, socket);
         }
         self.closing.close_socket(client.uid, client.socket, client.process);
         self.rates.forget_full(now);

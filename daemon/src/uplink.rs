@@ -84,12 +84,14 @@ impl Uplink {
         if self.shared.multi_buffer() { mtu } else { mtu.min(u32::from(SINGLE_CHUNK_MTU)) }
     }
 
-    pub(crate) fn granted(&self) -> Granted {
+    /// The device of a client whose socket is for interface `socket_index` of its namespace.
+    pub(crate) fn granted(&self, socket_index: u32) -> Granted {
         let attributes = self.shared.attributes();
         Granted {
             name: attributes.name.clone(),
             carrier: attributes.carrier.clone(),
             index: attributes.index,
+            socket_index,
             mac: attributes.mac,
             mtu: attributes.mtu,
             path_mtu: attributes.path_mtu,

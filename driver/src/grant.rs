@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::net::xdp::SocketAddrXdpFlags;
 use xwarp_control::{
     Choice, DEFAULT_SOCKET, Description, Device, Event as HelpersEvent, Reason, Refusal, Reply, Request,
     SOCKET_VARIABLE,
@@ -20,7 +21,7 @@ use crate::error::OpenError;
 use crate::helper::{CallError, Helper, PATIENCE, receive_message, unexpected};
 use crate::netlink::monitor::Event;
 use crate::state::State;
-use crate::sys::{Memory, Rings, Sizes};
+use crate::sys::{Rings, Sizes};
 
 /// Largest number of events that are read at a time.
 const MOST_EVENTS: usize = 256;
@@ -103,20 +104,27 @@ impl Grant {
         helper.greet().map_err(refused)?;
         let system = |doing| move |source| Unshared::Failed(OpenError::System { doing, source });
         let mut sizes = Sizes::granted(config.sizes(), false);
-        let memory = Memory::new(sizes.bytes() as usize).map_err(system("allocating frame memory"))?;
         let interface = match name.parse::<IpAddr>() {
             Ok(address) => Choice::Address(address),
             Err(_) => Choice::Name(name.into()),
         };
         let request = Request::Open { interface, sizes: config.sizes() };
-        let (reply, descriptors) = helper.exchange(request, memory.file()).map_err(refused)?;
+        let (reply, descriptors) = helper.exchange(request, None).map_err(refused)?;
         let Reply::Opened(device) = reply else { return Err(refused(unexpected(&reply))) };
         let Ok([socket, events]) = <[OwnedFd; 2]>::try_from(descriptors) else {
             let source = io::Error::new(io::ErrorKind::InvalidData, "xwarpd passed no sockets");
             return Err(system("opening through xwarpd")(source));
         };
         sizes.multi_buffer = device.multi_buffer;
-        let rings = Rings::over(socket, memory, sizes).map_err(system("mapping the rings"))?;
+        let register = |memory: BorrowedFd<'_>| match helper.exchange(Request::Register, Some(memory)) {
+            Ok((Reply::Registered, _)) => Ok(()),
+            Ok((other, _)) => Err(unexpected(&other).into()),
+            Err(error) => Err(error.into()),
+        };
+        let mut rings =
+            Rings::granted(socket, sizes, register).map_err(system("registering frame memory"))?;
+        let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+        rings.bind(device.socket_index, sizes, flags).map_err(system("binding the socket of xwarpd"))?;
         let state = state_of(device);
         Ok((Self { helper: Arc::new(helper), events, state, ended: None }, rings, sizes))
     }

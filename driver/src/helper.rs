@@ -136,16 +136,15 @@ impl Helper {
         }
     }
 
-    /// Sends a request with a descriptor, whose answer has descriptors too. No other thread may use the connection
-    /// meanwhile.
+    /// Sends a request that carries a descriptor, or whose answer carries some. No other thread may use the connection meanwhile.
     pub(crate) fn exchange(
         &self,
         body: Request,
-        descriptor: BorrowedFd<'_>,
+        descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(Reply, Vec<OwnedFd>), CallError> {
         let end = Instant::now() + PATIENCE;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.send(&Tagged { id, body }, Some(descriptor), end)?;
+        self.send(&Tagged { id, body }, descriptor, end)?;
         loop {
             let (reply, descriptors) = self.receive(end)?;
             match reply.body {

@@ -6,8 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::net::sockopt;
-use rustix::net::xdp::SocketAddrXdpFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use xwarp_control::{Hook, Sizes as GrantedSizes};
 use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, ProgramError, Relay, Switch};
 
@@ -209,27 +208,33 @@ fn behind(switch: &Switch, found: &Found, there: Attached) -> Result<Hook, OpenE
     }
 }
 
-/// Bytes of the frame memory that a client with these sizes makes.
+/// Bytes of the frame memory that a client with these sizes registers.
 pub fn memory_bytes(granted: GrantedSizes) -> u64 {
     Sizes::granted(granted, false).bytes()
 }
 
-/// An AF_XDP socket for a client: over `memory`, which the client made and sealed, and bound to queue 0 of interface `index`
-/// of the calling thread's network namespace. Its send buffer has `send_buffer_bytes`.
+/// An AF_XDP socket for a client, in the calling thread's network namespace, with a send buffer of `send_buffer_bytes`. It has
+/// neither memory nor rings and is not bound: the client can bind it to any interface of that namespace, which therefore must
+/// have no other one than the loopback and `far`, the far end of the client's pair.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn client_socket(far: &str, send_buffer_bytes: usize) -> io::Result<OwnedFd> {
+    // The client may register its memory with metadata, and have the kernel write a checksum to any place of a frame. Without
+    // this, the device at the end of the frame's way would do it, after the switch has checked addresses and ports.
+    let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sys::complete_checksums(any.as_fd(), far)?;
+    let socket = sys::new_socket()?;
+    sockopt::set_socket_send_buffer_size_force(socket.as_fd(), send_buffer_bytes)?;
+    Ok(socket)
+}
+
+/// Registers `memory`, which a client with these sizes made, to that client's socket. It is not mapped here any more afterwards.
 ///
 /// # Errors
 /// The memory is not as announced, or the kernel refuses.
-pub fn client_socket(
-    memory: OwnedFd,
-    index: u32,
-    granted: GrantedSizes,
-    multi_buffer: bool,
-    send_buffer_bytes: usize,
-) -> io::Result<OwnedFd> {
-    let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
-    let socket = sys::socket_for(memory, index, Sizes::granted(granted, multi_buffer), flags)?;
-    sockopt::set_socket_send_buffer_size_force(socket.as_fd(), send_buffer_bytes)?;
-    Ok(socket)
+pub fn register_for(socket: BorrowedFd<'_>, memory: OwnedFd, granted: GrantedSizes) -> io::Result<()> {
+    sys::register_for(socket, memory, memory_bytes(granted))
 }
 
 /// Keeps the switch's copy of the interface's attributes up to date.

@@ -6,8 +6,6 @@
 //! together with the ring operation that hands a chunk over or takes it back, and are checked in release builds too. A
 //! reference into a chunk borrows [`Rings`], so no hand-over can happen while it lives. The chunks of a frame are all
 //! different: a chunk joins a chain only when it has just left the free stack or the receive ring.
-//!
-//! A helper that granted the socket has mapped the memory only while it registered it.
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
 
 mod children;
@@ -29,9 +27,9 @@ use xwarp_tcp::link::ChunksMut;
 
 pub(crate) use self::children::{NotInherited, prepare_for_forks};
 pub(crate) use self::ethtool::{
-    QueueCounts, active_queues, joins_segments, offloads_checksums, strips_vlan_tags,
+    QueueCounts, active_queues, complete_checksums, joins_segments, offloads_checksums, strips_vlan_tags,
 };
-pub(crate) use self::memory::Memory;
+use self::memory::Memory;
 use self::metadata::TransmitMetadata;
 use self::ring::{Descriptor, SocketRings};
 pub(crate) use self::sizes::Sizes;
@@ -165,10 +163,14 @@ impl Partial {
     }
 }
 
-/// An AF_XDP socket to which `memory` is registered, with [`TransmitMetadata`] in front of frames or without, and with rings. It
-/// is not bound.
-fn socket_over(memory: &Memory, sizes: &Sizes, metadata: bool) -> io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+/// A new AF_XDP socket of the calling thread's network namespace, without memory and rings.
+pub(crate) fn new_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Registers `memory` to a new socket, with [`TransmitMetadata`] in front of frames or without. The caller is charged for the
+/// locked pages, unless it has `CAP_IPC_LOCK`.
+fn register(socket: BorrowedFd<'_>, memory: &Memory, metadata: bool) -> io::Result<()> {
     let registration = XdpUmemReg {
         addr: memory.mapping.start().as_ptr() as u64,
         len: memory.mapping.len() as u64,
@@ -177,27 +179,16 @@ fn socket_over(memory: &Memory, sizes: &Sizes, metadata: bool) -> io::Result<Own
         flags: if metadata { TransmitMetadata::REGISTERED } else { XdpUmemRegFlags::empty() },
         tx_metadata_len: if metadata { TransmitMetadata::BYTES as u32 } else { 0 },
     };
-    sockopt::set_xdp_umem_reg(&socket, registration)?;
-    ring::make(socket.as_fd(), sizes.entries())?;
-    Ok(socket)
+    Ok(sockopt::set_xdp_umem_reg(socket, registration)?)
+}
+
+/// Registers `bytes` of memory that another process made to a socket of that process.
+pub(crate) fn register_for(socket: BorrowedFd<'_>, memory: OwnedFd, bytes: u64) -> io::Result<()> {
+    register(socket, &Memory::of(memory, bytes as usize)?, false)
 }
 
 fn with_chains(flags: SocketAddrXdpFlags, sizes: &Sizes) -> SocketAddrXdpFlags {
     if sizes.multi_buffer { flags | SocketAddrXdpFlags::XDP_USE_SG } else { flags }
-}
-
-/// A socket that is bound to queue 0 of interface `index` of the calling thread's network namespace, over memory that another
-/// process made, for that process. The memory stays registered, and is not mapped here any more.
-pub(crate) fn socket_for(
-    memory: OwnedFd,
-    index: u32,
-    sizes: Sizes,
-    flags: SocketAddrXdpFlags,
-) -> io::Result<OwnedFd> {
-    let memory = Memory::of(memory, sizes.bytes() as usize)?;
-    let socket = socket_over(&memory, &sizes, false)?;
-    bind(&socket, &SocketAddrXdp::new(with_chains(flags, &sizes), index, 0))?;
-    Ok(socket)
 }
 
 /// Restricts `socket` to interface `index` of the calling thread's network namespace.
@@ -219,27 +210,37 @@ impl Rings {
     pub(crate) fn new(sizes: Sizes) -> io::Result<Self> {
         let memory = Memory::new(sizes.bytes() as usize)?;
         let wanted = sizes.offload_checksums;
-        let (socket, metadata) = match socket_over(&memory, &sizes, wanted) {
+        let socket = new_socket()?;
+        let metadata = match register(socket.as_fd(), &memory, wanted) {
             // A kernel before 6.8 knows no metadata.
             Err(error) if wanted && error.raw_os_error() == Some(libc::EINVAL) => {
-                (socket_over(&memory, &sizes, false)?, false)
+                register(socket.as_fd(), &memory, false)?;
+                false
             }
-            socket => (socket?, wanted),
+            registered => registered.map(|()| wanted)?,
         };
-        let queue = Queue::over(socket, &sizes)?;
-        Ok(Self { metadata, ..Self::without_queues(memory, sizes, Some(queue)) })
+        Self::unbound(socket, memory, sizes, metadata)
     }
 
-    /// One queue over a bound socket, to which `memory` is registered with `sizes`.
-    pub(crate) fn over(socket: OwnedFd, memory: Memory, sizes: Sizes) -> io::Result<Self> {
-        let queue = Queue::over(socket, &sizes)?;
-        let mut rings = Self::without_queues(memory, sizes, None);
-        rings.add(queue);
-        Ok(rings)
+    /// Allocates frame memory and registers it to a socket that a helper granted, or lets `helper` do that if this process may
+    /// not lock so much; no queue is bound yet.
+    pub(crate) fn granted(
+        socket: OwnedFd,
+        sizes: Sizes,
+        helper: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let memory = Memory::new(sizes.bytes() as usize)?;
+        match register(socket.as_fd(), &memory, false) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => helper(memory.file())?,
+            registered => registered?,
+        }
+        Self::unbound(socket, memory, sizes, false)
     }
 
-    fn without_queues(memory: Memory, sizes: Sizes, unbound: Option<Queue>) -> Self {
-        Self {
+    fn unbound(socket: OwnedFd, memory: Memory, sizes: Sizes, metadata: bool) -> io::Result<Self> {
+        ring::make(socket.as_fd(), sizes.entries())?;
+        let unbound = Some(Queue::over(socket, &sizes)?);
+        Ok(Self {
             queues: Vec::new(),
             frames: FrameTable::new(sizes.receive_groups(), sizes.receive_per_queue, sizes.transmit),
             chains: Chains::new(sizes.chunks()),
@@ -247,9 +248,9 @@ impl Rings {
             scratch: [Descriptor::default(); BATCH],
             completed: [0; BATCH],
             unbound,
-            metadata: false,
+            metadata,
             memory,
-        }
+        })
     }
 
     /// Whether the kernel completes the checksums of frames.
@@ -262,7 +263,7 @@ impl Rings {
     pub(crate) fn bind(&mut self, index: u32, sizes: Sizes, flags: SocketAddrXdpFlags) -> io::Result<()> {
         let number = u32::from(sizes.number_of(self.queues()));
         let queue = if let Some(first) = self.queues.first() {
-            let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+            let socket = new_socket()?;
             ring::make(socket.as_fd(), sizes.entries())?;
             let queue = Queue::over(socket, &sizes)?;
             let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, number);
@@ -278,15 +279,10 @@ impl Rings {
             }
             queue
         };
-        self.add(queue);
-        Ok(())
-    }
-
-    /// Adds a queue whose socket is bound.
-    fn add(&mut self, queue: Queue) {
         let number = self.queues.len() as u16;
         self.queues.push(queue);
         self.refill(number);
+        Ok(())
     }
 
     /// The address of an empty chunk's bytes in the frame memory.

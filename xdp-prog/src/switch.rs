@@ -120,8 +120,18 @@ impl Switch {
             .map_err(ProgramError::new(doing))
     }
 
-    /// Connects the client of `slot` (1 to 4095): the ends of its pair, which are interfaces of the calling thread's network
-    /// namespace, and the socket that is bound to the far end.
+    /// Attaches the program of far ends to interface `far` of the calling thread's network namespace. It is attached until the
+    /// result is dropped. A far end receives redirected frames only while it has a program, or its peer has one.
+    ///
+    /// # Errors
+    /// A kernel without native XDP on veth.
+    pub fn attach_far(&self, far: u32) -> Result<OwnedFd, AttachError> {
+        attach::attach(self.to_xsk.as_fd(), far, AttachMode::Native, false)
+    }
+
+    /// Connects the client of `slot` (1 to 4095): the ends of its pair, of which the near one is an interface of the calling
+    /// thread's network namespace and the far one has a [program](Self::attach_far), and the socket for the far end. Both
+    /// indices are unique among all ends of this switch, whatever namespaces these are in.
     ///
     /// # Errors
     /// A program cannot be attached in this mode, or a map is full.
@@ -129,12 +139,11 @@ impl Switch {
         &self,
         slot: u32,
         [near, far]: [u32; 2],
+        far_link: OwnedFd,
         socket: BorrowedFd<'_>,
         mode: AttachMode,
     ) -> Result<PairLinks, AttachError> {
         let failed = |error: ProgramError| AttachError::System(std::io::Error::other(error));
-        // The far end receives redirected frames only while it has a program, or its peer has one.
-        let far_link = attach::attach(self.to_xsk.as_fd(), far, AttachMode::Native, false)?;
         let near_link = attach::attach(self.port.as_fd(), near, mode, false)?;
         for end in [near, far] {
             let doing = "adding a client to the switch";

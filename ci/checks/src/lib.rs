@@ -33,6 +33,7 @@ pub mod exchange;
 pub mod exports;
 pub mod framing;
 pub mod goodput;
+mod granted;
 pub mod hop;
 pub mod hostile;
 pub mod lab;

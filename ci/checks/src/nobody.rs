@@ -14,12 +14,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use etherparse::PacketBuilder;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
-    net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
-        xdp::{SocketAddrXdp, SocketAddrXdpFlags},
-    },
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
 use xwarp_control::{Choice, Reason, Reply, Request, SOCKET_VARIABLE, Sizes, Tagged, VERSION};
 use xwarp_driver::{
@@ -30,19 +26,20 @@ use xwarp_tcp::link::{Link as _, QueueId};
 
 use crate::{
     exchange::{LIMIT, itself, serve, talk},
+    granted::{self, SMALL, bytes_of, memory, open, opened, sealed},
     lab::INTERFACE,
     linger,
 };
-
-/// Small sizes, so that a hundred processes fit a machine.
-const SMALL: Sizes = Sizes { receive_chunks: 128, transmit_chunks: 128, ring: 128 };
 
 /// Runs the program that `arguments` name.
 pub fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["messages"] => wrong_messages(),
-        ["socket"] => granted_socket(),
+        ["socket"] => granted::socket(),
+        ["metadata", peer] => granted::metadata(peer.parse()?),
+        ["keep"] => granted::keep(),
+        ["opens", beside] => granted::opens(beside.parse()?),
         ["frames", peer] => foreign_frames(peer.parse()?),
         ["ports", most] => too_many_ports(most.parse()?),
         ["flood", per_second] => flood(per_second.parse()?),
@@ -92,7 +89,11 @@ impl Raw {
         }
     }
 
-    fn ask(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(Reply, Vec<OwnedFd>)> {
+    pub(crate) fn ask(
+        &self,
+        body: Request,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
         self.send(body, descriptor)?;
         let (bytes, descriptors) = self.receive()?;
         Ok((Tagged::<Reply>::decode(&bytes)?.body, descriptors))
@@ -110,23 +111,6 @@ impl Raw {
     }
 }
 
-fn open(sizes: Sizes) -> Request {
-    Request::Open { interface: Choice::Name(INTERFACE.into()), sizes }
-}
-
-fn memory(bytes: u64, sealed: bool) -> Result<OwnedFd> {
-    let file = memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, bytes)?;
-    if sealed {
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    }
-    Ok(file)
-}
-
-fn bytes_of(sizes: Sizes) -> u64 {
-    xwarp_driver::shared::memory_bytes(sizes)
-}
-
 /// Messages that no driver would send.
 fn wrong_messages() -> Result<()> {
     let garbage: [&[u8]; 4] = [b"x", &[0xff; 64], &[0; 4096], &[1, 0, 0, 0, 99]];
@@ -140,10 +124,8 @@ fn wrong_messages() -> Result<()> {
     raw.refused(Request::Hello { version: VERSION + 1 }, None, Reason::Version)?;
     let raw = Raw::greeted()?;
     raw.refused(Request::Resolve { destination: [10, 77, 0, 2].into(), source: None }, None, Reason::State)?;
-    raw.refused(open(SMALL), None, Reason::Memory)?;
-    let right = memory(bytes_of(SMALL), true)?;
     let elsewhere = Request::Open { interface: Choice::Name("lo".into()), sizes: SMALL };
-    raw.refused(elsewhere, Some(right.as_fd()), Reason::NotServed)?;
+    raw.refused(elsewhere, None, Reason::NotServed)?;
     for sizes in [
         Sizes { ring: 100, ..SMALL },
         Sizes { ring: 0, ..SMALL },
@@ -151,21 +133,25 @@ fn wrong_messages() -> Result<()> {
         Sizes { receive_chunks: u32::MAX, ..SMALL },
         Sizes { transmit_chunks: u32::MAX, ring: 1 << 31, ..SMALL },
     ] {
-        raw.refused(open(sizes), Some(right.as_fd()), Reason::Limit)?;
-    }
-    // Memory that is shorter than announced, may shrink later, cannot be written, or is not memory.
-    let short = memory(bytes_of(SMALL) / 2, true)?;
-    let unsealed = memory(bytes_of(SMALL), false)?;
-    let constant = memory(bytes_of(SMALL), false)?;
-    fcntl_add_seals(&constant, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
-    let pipe = rustix::pipe::pipe()?.0;
-    let file: OwnedFd = File::open("/proc/self/exe")?.into();
-    for wrong in [&short, &unsealed, &constant, &pipe, &file, &raw.0] {
-        raw.refused(open(SMALL), Some(wrong.as_fd()), Reason::Memory)?;
+        raw.refused(open(sizes), None, Reason::Limit)?;
     }
     // The connection still works, and has one device at most.
-    ensure!(matches!(raw.ask(open(SMALL), Some(right.as_fd()))?.0, Reply::Opened(_)), "not opened");
-    raw.refused(open(SMALL), Some(right.as_fd()), Reason::State)?;
+    raw.refused(Request::Register, Some(sealed(bytes_of(SMALL), true)?.as_fd()), Reason::State)?;
+    let _opened = opened(&raw)?;
+    raw.refused(open(SMALL), None, Reason::State)?;
+    // Memory that is shorter than announced, not all there, not sealed, or no memory.
+    let short = sealed(bytes_of(SMALL) / 2, true)?;
+    let absent = sealed(bytes_of(SMALL), false)?;
+    let unsealed = memory(bytes_of(SMALL))?;
+    let pipe = rustix::pipe::pipe()?.0;
+    let file: OwnedFd = File::open("/proc/self/exe")?.into();
+    raw.refused(Request::Register, None, Reason::Memory)?;
+    for wrong in [&short, &absent, &unsealed, &pipe, &file, &raw.0] {
+        raw.refused(Request::Register, Some(wrong.as_fd()), Reason::Memory)?;
+    }
+    let right = sealed(bytes_of(SMALL), true)?;
+    ensure!(matches!(raw.ask(Request::Register, Some(right.as_fd()))?.0, Reply::Registered));
+    raw.refused(Request::Register, Some(right.as_fd()), Reason::Memory)?;
     raw.refused(Request::Reserve { address: None, port: 80 }, None, Reason::Permission)?;
     for address in [[10, 77, 0, 2], [127, 0, 0, 1]] {
         let address = Some(address.into());
@@ -173,35 +159,13 @@ fn wrong_messages() -> Result<()> {
     }
     raw.refused(Request::Resolve { destination: [224, 0, 0, 1].into(), source: None }, None, Reason::Route)?;
     // Ports of others are not released, and descriptors without a request are closed.
+    let file = memory(4096)?;
     for port in 0..100 {
-        raw.send(Request::Release { address: None, port }, Some(right.as_fd()))?;
+        let descriptor = (port % 10 == 0).then_some(file.as_fd());
+        raw.send(Request::Release { address: None, port }, descriptor)?;
     }
     ensure!(matches!(raw.ask(Request::Reserve { address: None, port: 0 }, None)?.0, Reply::Reserved { .. }));
     Ok(())
-}
-
-/// Checks that the bound socket refuses forbidden operations.
-fn granted_socket() -> Result<()> {
-    let raw = Raw::greeted()?;
-    let memory = memory(bytes_of(SMALL), true)?;
-    let (reply, descriptors) = raw.ask(open(SMALL), Some(memory.as_fd()))?;
-    ensure!(matches!(reply, Reply::Opened(_)), "{reply:?}");
-    let [socket, _events] = <[OwnedFd; 2]>::try_from(descriptors).ok().context("two descriptors")?;
-    let fails = |what, result: Result<(), Errno>| {
-        ensure!(result.is_err(), "{what} is possible");
-        println!("{what}: {result:?}");
-        Ok(())
-    };
-    for index in 1..8 {
-        fails("bind", bind(&socket, &SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, index, 0)))?;
-    }
-    fails("another transmit ring", sockopt::set_xdp_tx_ring_size(&socket, 64))?;
-    fails("another fill ring", sockopt::set_xdp_umem_fill_ring_size(&socket, 64))?;
-    fails("a forced send buffer", sockopt::set_socket_send_buffer_size_force(&socket, 1 << 30))?;
-    fails("shorter memory", ftruncate(&memory, 4096))?;
-    fails("longer memory", ftruncate(&memory, 1 << 30))?;
-    let own = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
-    fails("a socket of its own", own.map(drop))
 }
 
 /// Sends frames from ports, addresses and stations that are not this client's, between two that are. The caller counts what
@@ -287,9 +251,7 @@ fn blast(peer: SocketAddr) -> Result<()> {
 /// Opens a device and reads no events.
 fn deaf() -> Result<()> {
     let raw = Raw::greeted()?;
-    let memory = memory(bytes_of(SMALL), true)?;
-    let (reply, _descriptors) = raw.ask(open(SMALL), Some(memory.as_fd()))?;
-    ensure!(matches!(reply, Reply::Opened(_)), "{reply:?}");
+    let _opened = opened(&raw)?;
     println!("deaf");
     // The helper hangs up.
     poll(&mut [PollFd::new(&raw.0, PollFlags::IN)], None)?;
@@ -322,8 +284,7 @@ fn watch() -> Result<()> {
 /// Reserves ports until the helper refuses, which must be after `most`.
 fn too_many_ports(most: usize) -> Result<()> {
     let raw = Raw::greeted()?;
-    let memory = memory(bytes_of(SMALL), true)?;
-    ensure!(matches!(raw.ask(open(SMALL), Some(memory.as_fd()))?.0, Reply::Opened(_)));
+    let _opened = opened(&raw)?;
     for _ in 0..most {
         let reply = raw.ask(Request::Reserve { address: None, port: 0 }, None)?.0;
         ensure!(matches!(reply, Reply::Reserved { .. }), "{reply:?}");
@@ -345,7 +306,7 @@ fn flood(per_second: usize) -> Result<()> {
     // A burst of two seconds, and one more for this program's last request.
     ensure!(answered <= 6 * per_second, "{answered} requests were answered at once");
     // A client that reads no answers is disconnected.
-    let file = memory(4096, false)?;
+    let file = memory(4096)?;
     let mut sent = 0;
     while begin.elapsed() < Duration::from_secs(10) {
         match raw.send(Request::Hello { version: VERSION }, Some(file.as_fd())) {
@@ -398,12 +359,11 @@ fn crowd() -> Result<()> {
 /// Opens devices and disconnects before they exist, until this is refused.
 fn churn() -> Result<()> {
     let begin = Instant::now();
-    let memory = memory(bytes_of(SMALL), true)?;
     let mut abandoned = 0;
     while begin.elapsed() < Duration::from_secs(10) {
         // The helper hangs up when there are too many connections.
         let Ok(raw) = Raw::greeted() else { continue };
-        raw.send(open(SMALL), Some(memory.as_fd()))?;
+        raw.send(open(SMALL), None)?;
         // An answer to another request shows that this one was taken.
         match raw.ask(Request::Hello { version: VERSION }, None)?.0 {
             Reply::Refused(refusal) if refusal.text.contains("still being removed") => {

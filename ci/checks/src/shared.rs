@@ -115,9 +115,22 @@ impl SharedInterface {
         self.without_rights(command, "--clear-groups", uid, program)
     }
 
+    /// A command that runs `program` as a user without privileges that may lock the memory of a small device.
+    pub fn locking_as(&self, uid: u32, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.container.id()));
+        command.args(["prlimit", "--memlock=4194304"]);
+        self.dropping_rights(command, "--clear-groups", uid, program)
+    }
+
     fn without_rights(&self, mut command: Command, groups: &str, uid: u32, program: &str) -> Command {
+        command.args(["prlimit", "--memlock=0"]);
+        self.dropping_rights(command, groups, uid, program)
+    }
+
+    fn dropping_rights(&self, mut command: Command, groups: &str, uid: u32, program: &str) -> Command {
         let user = format!("--reuid={uid}");
-        command.args(["prlimit", "--memlock=0", "setpriv", &user, &format!("--regid={uid}")]);
+        command.args(["setpriv", &user, &format!("--regid={uid}")]);
         command.args([groups, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", program]);
         command.env("XWARP_HELPER", &self.socket);
         command

@@ -114,6 +114,8 @@ fn netns_attack_dropped_capabilities_cannot_be_regained() {
             u64::from_str_radix(line.trim(), 16).unwrap()
         };
         assert_eq!(field("NoNewPrivs:"), 1, "{status}");
+        // The thread that makes pairs enters the network namespaces of clients, and parses no request (CAP_SYS_ADMIN).
+        let kept = if status.contains("xwarpd-pairs") { kept | 1 << 21 } else { kept };
         for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:", "CapBnd:"] {
             assert_eq!(field(set) & !kept, 0, "{set} {status}");
         }

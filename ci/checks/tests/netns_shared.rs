@@ -113,13 +113,19 @@ fn netns_shared_the_helper_keeps_the_capabilities_that_it_names() {
         // Numbers of linux/capability.h.
         let numbers =
             [(10, "NET_BIND_SERVICE"), (12, "NET_ADMIN"), (13, "NET_RAW"), (14, "IPC_LOCK"), (39, "BPF")];
-        let expected: u64 = numbers.iter().map(|(number, _)| 1 << number).sum();
         let comm = fs::read_to_string(thread.path().join("comm")).unwrap();
-        // The thread that writes the log needs none.
-        let expected = if comm.trim() == "xwarpd-log" { 0 } else { expected };
+        let expected: u64 = numbers.iter().map(|(number, _)| 1 << number).sum();
+        let expected = match comm.trim() {
+            // It writes the log.
+            "xwarpd-log" => 0,
+            // It makes pairs, and enters the network namespaces of clients (CAP_SYS_ADMIN, 21).
+            "xwarpd-pairs" => expected | 1 << 21,
+            _ => expected,
+        };
         assert_eq!(permitted, expected, "{comm}");
         assert!(numbers.iter().all(|(_, name)| named.contains(&format!("CAP_{name}"))), "{named}");
-        assert_eq!(named.matches("CAP_").count(), numbers.len(), "{named}");
+        assert!(named.contains("CAP_SYS_ADMIN of the thread that makes pairs"), "{named}");
+        assert_eq!(named.matches("CAP_").count(), numbers.len() + 1, "{named}");
     }
 }
 

@@ -73,6 +73,55 @@ fn netns_shared_frames_from_foreign_sources_do_not_leave_the_host() {
     assert_eq!(segments(&lab) - before, 2, "the first and the last of nine frames are the client's");
 }
 
+/// A client that registers its own memory can have the kernel write a checksum to any place of a frame, also over the source
+/// port. That happens before the switch looks at it, not behind it.
+#[test]
+fn netns_attack_no_checksum_is_written_over_a_port_behind_the_switch() {
+    for from_clients in ["native", "generic"] {
+        let lab = lab();
+        let shared = SharedInterface::start(&lab, HELPER, &["--from-clients", from_clients]).unwrap();
+        lab.run(Side::B, "ethtool", &["-K", INTERFACE, "gro", "on"]).unwrap();
+        let before = segments(&lab);
+        let mut command = shared.locking_as(NOBODY, NOBODYS);
+        command.args(["metadata", "10.77.0.2"]);
+        println!("{}", Running::start(command).unwrap().finish(LIMIT).unwrap());
+        assert_eq!(segments(&lab) - before, 1, "{from_clients}: only the first frame has the client's port");
+    }
+}
+
+/// A device counts while its socket is open, whatever else its client has closed: the memory that is registered to it is pinned.
+#[test]
+fn netns_attack_a_kept_socket_counts_until_it_is_closed() {
+    let lab = lab();
+    let few = ["--devices-per-user", "2", "--requests-per-second", "100000"];
+    let shared = SharedInterface::start(&lab, HELPER, &few).unwrap();
+    println!("{}", run(&shared, &["keep"]));
+    works(&lab, &shared);
+}
+
+/// A process that may lock its frame memory registers it itself, on its own account, also where the helper could not do that.
+#[test]
+fn netns_shared_a_client_registers_its_own_memory() {
+    let lab = lab();
+    let without = ["--memlock=0", "setpriv", "--bounding-set=-ipc_lock", HELPER];
+    let shared = SharedInterface::start_by(lab.file("xwarpd.sock"), &[INTERFACE], |args| {
+        lab.start(Side::A, "prlimit", &[&without, args].concat())
+    });
+    let shared = shared.unwrap();
+    let address = format!("{}:7000", lab.address(Side::A, Family::V4));
+    let start = |args: &[&str]| {
+        let mut command = shared.locking_as(NOBODY, NOBODYS);
+        command.args(args);
+        Running::start(command).unwrap()
+    };
+    let mut server = start(&["serve", &address, "1"]);
+    server.wait_for("listens", LIMIT).unwrap();
+    start(&["talk", &address, "20"]).finish(LIMIT).unwrap();
+    server.finish(LIMIT).unwrap();
+    let mut client = shared.start_unprivileged(NOBODYS, &["talk", &address, "1"]).unwrap();
+    client.wait_for("registering the frame memory", LIMIT).unwrap();
+}
+
 #[test]
 fn netns_shared_a_flood_of_requests_waits_and_does_not_block_others() {
     let lab = lab();

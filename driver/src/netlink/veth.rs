@@ -11,45 +11,37 @@ use netlink_packet_route::link::{
 
 use super::Netlink;
 
-impl Netlink {
-    /// Makes a pair of interfaces with these names and this MTU, sets both up, and returns their indices.
-    pub fn create_veth(&mut self, [near, far]: [&str; 2], mtu: u32) -> io::Result<[u32; 2]> {
-        self.create_pair(near, far, mtu, None)?;
-        let ends = [self.index_of(near)?, self.index_of(far)?];
-        // The kernel refuses a pair whose peer is up before the first end exists.
-        for end in ends {
-            self.set_up(end)?;
-        }
-        Ok(ends)
-    }
+/// One end of a pair that is to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct VethEnd<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its index; 0: the kernel chooses one.
+    pub index: u32,
+    /// Its MTU in bytes. The end drops received frames that are longer.
+    pub mtu: u32,
+}
 
-    /// Makes a pair with one end in this namespace, which is set up, and the other, `there`, in `namespace`. Returns the index of
-    /// the end in this namespace.
-    pub fn create_veth_to(
-        &mut self,
-        namespace: BorrowedFd<'_>,
-        [here, there]: [&str; 2],
-        mtu: u32,
-    ) -> io::Result<u32> {
-        self.create_pair(here, there, mtu, Some(namespace))?;
-        let end = self.index_of(here)?;
-        self.set_up(end)?;
-        Ok(end)
-    }
-
-    fn create_pair(
-        &mut self,
-        first: &str,
-        second: &str,
-        mtu: u32,
-        namespace_of_second: Option<BorrowedFd<'_>>,
-    ) -> io::Result<()> {
-        let attributes = |name: &str| vec![LinkAttribute::IfName(name.into()), LinkAttribute::Mtu(mtu)];
-        let mut peer = LinkMessage::default();
-        peer.attributes = attributes(second);
-        peer.attributes.extend(namespace_of_second.map(|fd| LinkAttribute::NetNsFd(fd.as_raw_fd())));
+impl VethEnd<'_> {
+    fn message(&self) -> LinkMessage {
         let mut message = LinkMessage::default();
-        message.attributes = attributes(first);
+        message.header.index = self.index;
+        message.attributes = vec![LinkAttribute::IfName(self.name.into()), LinkAttribute::Mtu(self.mtu)];
+        message
+    }
+}
+
+impl Netlink {
+    /// Makes a pair with `here` in this namespace and `there` in `namespace`, both down.
+    pub fn create_veth(
+        &mut self,
+        here: VethEnd<'_>,
+        there: VethEnd<'_>,
+        namespace: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let mut peer = there.message();
+        peer.attributes.push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
+        let mut message = here.message();
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
@@ -59,9 +51,13 @@ impl Netlink {
 
     /// The index of the interface with this name.
     pub fn index_of(&mut self, name: &str) -> io::Result<u32> {
-        let links = self.links()?;
-        let found = links.iter().find(|link| link.name == name);
-        found.map(|link| link.index).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let mut message = LinkMessage::default();
+        message.attributes = vec![LinkAttribute::IfName(name.into())];
+        let answer = self.one(RouteNetlinkMessage::GetLink(message))?;
+        match answer {
+            RouteNetlinkMessage::NewLink(message) => Ok(message.header.index),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 
     /// Sets an interface up.

@@ -1,5 +1,6 @@
-//! Queries of a network driver, by the ethtool ioctl.
+//! Queries and settings of a network driver, by the ethtool ioctl.
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// `struct ethtool_channels` of `linux/ethtool.h`.
@@ -28,6 +29,7 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_GTXCSUM: u32 = 0x16;
+const ETHTOOL_STXCSUM: u32 = 0x17;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 
@@ -63,6 +65,14 @@ pub(crate) fn joins_segments(any_socket: BorrowedFd<'_>, name: &str) -> (bool, b
 /// Whether checksums of transmitted packets are left to the device.
 pub(crate) fn offloads_checksums(any_socket: BorrowedFd<'_>, name: &str) -> bool {
     ethtool_value(any_socket, name, ETHTOOL_GTXCSUM) != 0
+}
+
+/// Has the kernel complete the checksums of packets before the interface transmits them, instead of the device.
+pub(crate) fn complete_checksums(any_socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let mut value = EthtoolValue { cmd: ETHTOOL_STXCSUM, data: 0 };
+    // SAFETY: ETHTOOL_STXCSUM reads one `ethtool_value`, which `value` is laid out as.
+    let set = unsafe { ethtool(any_socket, name, (&raw mut value).cast()) };
+    if set { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The answer to a request that reads one number; 0 when the driver does not report it.

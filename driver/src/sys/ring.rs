@@ -210,7 +210,7 @@ impl SocketRings {
         let at = sockopt::xdp_mmap_offsets(socket)?;
         let Entries { receive, transmit } = entries;
         // SAFETY: each ring has the type of its descriptors in `linux/if_xdp.h`, all of plain integers. The rings of
-        // a socket are mapped once: by the caller who has just made it, or who has just received it.
+        // a socket are mapped once: by the caller who has just registered memory to it.
         unsafe {
             Ok(Self {
                 receive: Consumer(Ring::map(socket, RECEIVE, at.rx, receive)?),

@@ -1,0 +1,69 @@
+//! The thread that removes the pairs of clients. The kernel takes tens of milliseconds for one, most of them without a lock, so
+//! other pairs are made meanwhile.
+//!
+//! A client may keep its socket, and with it the namespace of the far end, after it has hung up. Its slot is reported as removed
+//! when the last socket of the namespace is closed.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use xwarp_driver::netlink::Netlink;
+
+use crate::pairs::{Done, Pair, Results};
+use crate::private::PrivateNamespace;
+use crate::privileges;
+use crate::turns::{Next, Turns};
+
+/// Shortest and longest time between two looks at namespaces whose pair is gone. The kernel closes the sockets of a process that
+/// ends some milliseconds after those that report the end.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LAST_LOOK: Duration = Duration::from_millis(200);
+
+/// A pair that is not needed any more, and the helper's own descriptor of its socket.
+#[derive(Debug)]
+pub(crate) struct Removal {
+    pub pair: Pair,
+    pub socket: OwnedFd,
+}
+
+/// Starts the thread in the network namespace of the calling one.
+pub(crate) fn remove_all(removals: Arc<Turns<Removal>>, results: Results) -> Result<()> {
+    let mut netlink = Netlink::open().context("opening a netlink socket")?;
+    thread::Builder::new().name("xwarpd-removes".into()).spawn(move || {
+        if let Err(error) = privileges::drop_others() {
+            tracing::warn!(%error, "a thread keeps its capabilities");
+        }
+        let mut held: Vec<(u32, PrivateNamespace)> = Vec::new();
+        let mut pause = FIRST_LOOK;
+        loop {
+            match removals.wait((!held.is_empty()).then_some(pause)) {
+                Next::Job(removal) => {
+                    held.push(remove(&mut netlink, removal));
+                    pause = FIRST_LOOK;
+                }
+                Next::Nothing => pause = LAST_LOOK.min(2 * pause),
+                Next::Ended => return,
+            }
+            let released = held.extract_if(.., |(_, namespace)| namespace.is_empty());
+            if !released.into_iter().all(|(slot, _)| results.report(Done::Removed { slot })) {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Removes a pair. Returns its slot, and the namespace in which the client's socket may still be.
+fn remove(netlink: &mut Netlink, removal: Removal) -> (u32, PrivateNamespace) {
+    let Removal { pair, socket } = removal;
+    pair.switch().disconnect_client(pair.slot, pair.ends);
+    let Pair { slot, ends, namespace, links, .. } = pair;
+    if let Err(error) = netlink.delete_link(ends[0]) {
+        tracing::error!(slot, %error, "a pair could not be removed");
+    }
+    drop((links, socket));
+    (slot, namespace)
+}
