@@ -15,6 +15,8 @@ TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-l
 TEST_PACKAGES+=(libevent-dev libuv1-dev libasio-dev g++)
 # RDMA programs that run over the drop-in libraries, and the headers whose structures those are compared with.
 TEST_PACKAGES+=(ibverbs-utils rdmacm-utils perftest qperf libfabric-bin libibverbs-dev librdmacm-dev)
+# systemd-analyze judges the unit of xwarpd.
+TEST_PACKAGES+=(systemd)
 # Root file systems of other releases (ci/distributions).
 TEST_PACKAGES+=(mmdebstrap)
 

@@ -32,6 +32,7 @@
 //! | `notify` | the report to systemd that the helper serves |
 //! | `report` | reports for users and monitors |
 //! | `privileges` | the capabilities that are kept |
+//! | `syscalls` | the system calls that are kept |
 //!
 //! Nothing outlives the helper: programs, pairs and reserved ports end with its descriptors, and each client ends its device
 //! when the helper's sockets close.
@@ -59,6 +60,7 @@ mod requests;
 mod server;
 mod signals;
 mod slots;
+mod syscalls;
 mod turns;
 mod uplink;
 

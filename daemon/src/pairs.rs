@@ -22,7 +22,7 @@ use xwarp_driver::netlink::veth::VethEnd;
 use xwarp_driver::shared;
 use xwarp_prog::{AttachMode, PairLinks, Switch};
 
-use crate::private::{FarEnd, PrivateNamespace, make_far_end, silence_ipv6};
+use crate::private::{FarEnd, PrivateNamespace, make_far_end, set_up};
 use crate::privileges;
 use crate::removals::{Removal, remove_all};
 use crate::turns::Turns;
@@ -226,7 +226,6 @@ fn enter(threaded_napi: bool) -> Result<Namespace> {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("mounting sysfs")?;
     }
-    silence_ipv6();
     let home = fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?.into();
     let netlink = Netlink::open().context("opening a netlink socket")?;
     Ok(Namespace { home, netlink, threaded_napi, relays: Vec::new() })
@@ -276,7 +275,7 @@ impl Namespace {
             .create_veth(end(&far), end(near), namespace.as_fd())
             .context("creating the pair of a relay (veth)")?;
         let far = self.netlink.index_of(&far).context("finding the far end of a relay")?;
-        self.netlink.set_up(far).context("setting the far end of a relay up")?;
+        set_up(&mut self.netlink, far)?;
         self.relays.push(switch.attach_behind_relay(far).context("attaching the switch to a relay")?);
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! namespace in the kernel, also after the pair was removed, so a device is charged to its user until the last socket of its
 //! namespace is closed.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -55,7 +55,6 @@ pub(crate) fn make_far_end(home: &OwnedFd, near: &str, order: &Order) -> Result<
 
 /// Makes the far end in the calling thread's namespace.
 fn inside(home: &OwnedFd, near: &str, order: &Order) -> Result<FarEnd> {
-    silence_ipv6();
     let protocols = File::open("/proc/thread-self/net/protocols").context("opening /proc/net/protocols")?;
     let mut netlink = Netlink::open().context("opening a netlink socket")?;
     let index = FAR_INDEX + order.slot;
@@ -72,18 +71,19 @@ fn inside(home: &OwnedFd, near: &str, order: &Order) -> Result<FarEnd> {
 }
 
 fn finish(netlink: &mut Netlink, far: u32, switch: &Switch) -> Result<(OwnedFd, OwnedFd)> {
-    netlink.set_up(far).context("setting the far end of a pair up")?;
+    set_up(netlink, far)?;
     let link = switch.attach_far(far).context("attaching a program to the far end of a pair")?;
     let socket = shared::client_socket(FAR, DriverConfig::default().send_buffer_bytes)
         .context("making an AF_XDP socket for a client")?;
     Ok((link, socket))
 }
 
-/// Without this, the kernel sends router solicitations on each new interface of the calling thread's namespace.
-pub(crate) fn silence_ipv6() {
-    if let Err(error) = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1") {
-        tracing::debug!(%error, "IPv6 stays on in the namespace of a pair");
+/// Sets an end of a pair up, without an address.
+pub(crate) fn set_up(netlink: &mut Netlink, end: u32) -> Result<()> {
+    if let Err(error) = netlink.without_link_local(end) {
+        tracing::debug!(%error, "an end of a pair has a link-local address");
     }
+    netlink.set_up(end).context("setting an end of a pair up")
 }
 
 impl PrivateNamespace {

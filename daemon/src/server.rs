@@ -26,6 +26,7 @@ use crate::privileges;
 use crate::report::Losses;
 use crate::signals::Signals;
 use crate::slots::Slots;
+use crate::syscalls;
 use crate::uplink::{Uplink, refusal};
 
 /// Marks of descriptors in the epoll set; those of interfaces follow, and from [`FIRST_CLIENT`] on those of clients.
@@ -142,6 +143,10 @@ pub(crate) fn run(options: &Options, stop: &Signals) -> Result<()> {
     }
     if options.threaded_napi {
         tracing::info!("frames of clients are processed on kernel threads");
+    }
+    // The threads of the log, of the pairs and of the metrics run already.
+    if let Err(error) = syscalls::restrict() {
+        tracing::warn!("system calls are not restricted: {error:#}");
     }
     tracing::info!(socket = %options.socket.display(), capabilities = privileges::KEPT_NAMES, "ready");
     notify::ready();

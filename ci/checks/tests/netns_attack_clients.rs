@@ -98,7 +98,7 @@ fn netns_attack_root_of_a_container_gets_no_privileged_port() {
     says(&shared, NOBODY, &["ports", "16"], "all users together have 16 ports already");
 }
 
-/// After the start, no thread has a way back to the capabilities that were dropped.
+/// After the start, no thread has a way back to the capabilities that were dropped, and each has a list of system calls.
 #[test]
 fn netns_attack_dropped_capabilities_cannot_be_regained() {
     let lab = lab();
@@ -114,6 +114,8 @@ fn netns_attack_dropped_capabilities_cannot_be_regained() {
             u64::from_str_radix(line.trim(), 16).unwrap()
         };
         assert_eq!(field("NoNewPrivs:"), 1, "{status}");
+        // A list of system calls.
+        assert_eq!(field("Seccomp:"), 2, "{status}");
         // The thread that makes pairs enters the network namespaces of clients, and parses no request (CAP_SYS_ADMIN).
         let kept = if status.contains("xwarpd-pairs") { kept | 1 << 21 } else { kept };
         for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:", "CapBnd:"] {

@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags,
+    LinkInfo, LinkMessage,
 };
 
 use super::Netlink;
@@ -58,6 +59,16 @@ impl Netlink {
             RouteNetlinkMessage::NewLink(message) => Ok(message.header.index),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// Gives an interface no link-local address, also when it is set up. Without this, the kernel sends router solicitations on each
+    /// new interface.
+    pub fn without_link_local(&mut self, index: u32) -> io::Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        message.attributes = vec![LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])])];
+        self.change(RouteNetlinkMessage::NewLink(message), 0)
     }
 
     /// Sets an interface up.

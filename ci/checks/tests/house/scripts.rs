@@ -35,3 +35,15 @@ fn house_scripts_answer_help() {
         }
     }
 }
+
+/// The score of `systemd-analyze security`, in tenths, stays below 3.
+#[test]
+fn house_the_unit_of_xwarpd_is_confined() {
+    let unit = root().join("daemon/systemd/xwarpd.service");
+    let judged = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--threshold=29", "--no-pager"])
+        .arg(unit)
+        .output()
+        .unwrap();
+    assert!(judged.status.success(), "{}", String::from_utf8_lossy(&judged.stdout));
+}
