@@ -12,6 +12,7 @@ mod frames;
 mod holding;
 mod listening;
 mod many;
+mod opening;
 mod paths;
 mod raw;
 mod steering;
