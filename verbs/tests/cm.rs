@@ -837,12 +837,15 @@ fn a_connection_has_the_port_of_another_ones_last_attempt() {
 /// Nothing else happens on the device meanwhile.
 #[test]
 fn the_port_of_the_last_connection_is_released_after_time_wait() {
-    let hosts = Hosts::new(Duration::from_millis(50));
+    const TIME_WAIT: Duration = Duration::from_millis(300);
+    let hosts = Hosts::new(TIME_WAIT);
     let joined = hosts.join_new(7);
     let port = joined.from.port();
+    let end = Instant::now();
     joined.close(&hosts);
     drop(joined);
     hosts.wait_for_port(port);
+    assert!(end.elapsed() >= TIME_WAIT, "released after {:?}", end.elapsed());
 }
 
 /// TIME-WAIT is at least as long as the peer has waited with its FIN.
