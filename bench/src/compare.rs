@@ -23,11 +23,7 @@ mod plot;
 mod results;
 mod samples;
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,7 +34,7 @@ use self::{
     offloads::Interfaces,
     page::Table,
     plan::{Step, Subject},
-    results::{Machine, Run},
+    results::{Machine, Run, minutes},
     samples::Samples,
 };
 use crate::{
@@ -166,9 +162,4 @@ fn bar(steps: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
-}
-
-fn minutes(time: Duration) -> String {
-    let seconds = time.as_secs();
-    if seconds < 90 { format!("{seconds} seconds") } else { format!("{} minutes", seconds.div_ceil(60)) }
 }

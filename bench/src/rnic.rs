@@ -11,6 +11,7 @@
 //! | `latency` | rows of latency |
 
 mod bandwidth;
+mod closing;
 pub(crate) mod control;
 pub(crate) mod endpoint;
 mod latency;

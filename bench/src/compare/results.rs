@@ -4,7 +4,6 @@ use std::{fs, time::Duration};
 
 use super::{
     goals::Goal,
-    minutes,
     page::{Page, Section, Table},
     plan::{Figure, LARGE, SMALL, Subject},
     plot::Plot,
@@ -346,6 +345,11 @@ fn cell(spread: Spread) -> String {
         return digits(spread.median);
     }
     format!("{} ({}..{})", digits(spread.median), digits(spread.min), digits(spread.max))
+}
+
+pub(super) fn minutes(time: Duration) -> String {
+    let seconds = time.as_secs();
+    if seconds < 90 { format!("{seconds} seconds") } else { format!("{} minutes", seconds.div_ceil(60)) }
 }
 
 #[cfg(test)]

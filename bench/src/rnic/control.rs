@@ -20,8 +20,8 @@ use xwarp_verbs::{
 };
 
 use super::{
+    closing::close_reason,
     endpoint::{Endpoint, Idle},
-    links::close_reason,
 };
 use crate::failure::PeerGone;
 

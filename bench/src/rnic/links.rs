@@ -1,20 +1,17 @@
 //! [`Links`]: the test connections and their memory.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use xwarp_verbs::{
     Access, CloseReason, CompletionQueue, MemoryRegion, Payload, QpId, QueuePair, QueuePairOptions, Remote,
     STag, SharedReceiveQueue, WcStatus, WorkCompletion, WorkRequest,
-    cm::{AcceptOptions, ConnectOptions, Connection, EventKind, Listener},
+    cm::{AcceptOptions, ConnectOptions, Connection, Listener},
 };
 
 use super::{
+    closing::close_reason,
     control::{CONNECT_LIMIT, Control},
     endpoint::Endpoint,
     plan::Plan,
@@ -30,8 +27,6 @@ const ALIGNMENT: u64 = 64;
 pub const WORDS_BYTES: usize = 64;
 /// Time limit for a graceful close.
 pub const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-/// Time to wait for a connection's close reason after its requests were flushed.
-const REASON_LIMIT: Duration = Duration::from_millis(100);
 /// Receives and sends beyond the test's depth, for credits and rounds.
 const SPARE: u32 = 8;
 
@@ -314,22 +309,6 @@ impl Parts {
 fn parse_remote(value: &Value) -> Result<Remote> {
     let number = |name: &str| value[name].as_u64().context("the other end sent no keys");
     Ok(Remote { key: STag::new(u32::try_from(number("key")?)?), offset: number("offset")? })
-}
-
-/// The close reason of a connection whose requests were flushed; `None` when it is not known in time.
-pub fn close_reason(connection: &Connection) -> Option<CloseReason> {
-    let until = Instant::now() + REASON_LIMIT;
-    loop {
-        while let Some(event) = connection.poll() {
-            if let EventKind::Closed(reason) = event {
-                return Some(reason);
-            }
-        }
-        if Instant::now() >= until {
-            return None;
-        }
-        connection.id().device().progress();
-    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use rustix::{
 };
 use xwarp_control::{Choice, Device, Neighbour, Reply, Request, Sizes};
 
-use crate::{exchange::LIMIT, lab::INTERFACE, nobody::Raw};
+use crate::{exchange::LIMIT, lab::INTERFACE, raw::Raw};
 
 /// Small sizes, so that a hundred processes fit a machine.
 pub(crate) const SMALL: Sizes = Sizes { receive_chunks: 128, transmit_chunks: 128, ring: 128 };

@@ -43,6 +43,7 @@ pub mod nobody;
 pub mod perf;
 pub mod process;
 pub mod programs;
+mod raw;
 pub mod recorded;
 pub mod rounds;
 pub mod sdp_speed;

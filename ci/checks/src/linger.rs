@@ -14,7 +14,7 @@ use anyhow::Result;
 use rustix::net::sockopt;
 use xwarp_control::Request;
 
-use crate::nobody::Raw;
+use crate::raw::Raw;
 
 /// Descriptors that are passed: more than one user may have connections.
 const PASSED: usize = 40;

@@ -2,10 +2,9 @@
 //! [`exchange`](crate::exchange).
 
 use std::{
-    env,
     fs::File,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     thread,
     time::{Duration, Instant},
 };
@@ -15,13 +14,9 @@ use etherparse::PacketBuilder;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
-use xwarp_control::{Choice, Reason, Reply, Request, SOCKET_VARIABLE, Sizes, Tagged, VERSION};
-use xwarp_driver::{
-    DriverConfig, Event, Interface, Origin, OriginPreference,
-    helper::{receive_message, send_message},
-};
+use xwarp_control::{Choice, Reason, Reply, Request, Sizes, Tagged, VERSION};
+use xwarp_driver::{DriverConfig, Event, Interface, Origin, OriginPreference, helper::send_message};
 use xwarp_tcp::link::{Link as _, QueueId};
 
 use crate::{
@@ -29,6 +24,7 @@ use crate::{
     granted::{self, SMALL, bytes_of, memory, open, opened, sealed},
     lab::INTERFACE,
     linger,
+    raw::Raw,
 };
 
 /// Runs the program that `arguments` name.
@@ -57,66 +53,12 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// A connection to the helper that sends arbitrary messages.
-pub(crate) struct Raw(OwnedFd);
-
-impl Raw {
-    pub(crate) fn connect() -> Result<Self> {
-        let path = env::var_os(SOCKET_VARIABLE).context("no helper is named")?;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        connect(&socket, &SocketAddrUnix::new(path.as_os_str())?)?;
-        Ok(Self(socket))
-    }
-
-    pub(crate) fn greeted() -> Result<Self> {
-        let raw = Self::connect()?;
-        let reply = raw.ask(Request::Hello { version: VERSION }, None)?.0;
-        ensure!(reply == Reply::Hello { version: VERSION }, "{reply:?}");
-        Ok(raw)
-    }
-
-    pub(crate) fn send(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        send_message(self.0.as_fd(), &Tagged { id: 7, body }.encode(), descriptor.as_slice())
-    }
-
-    /// The next message; empty when the helper has hung up.
-    fn receive(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
-        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
-        ensure!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&limit))? == 1, "no answer");
-        match receive_message(self.0.as_fd()) {
-            Err(Errno::CONNRESET) => Ok((Vec::new(), Vec::new())),
-            other => Ok(other?),
-        }
-    }
-
-    pub(crate) fn ask(
-        &self,
-        body: Request,
-        descriptor: Option<BorrowedFd<'_>>,
-    ) -> Result<(Reply, Vec<OwnedFd>)> {
-        self.send(body, descriptor)?;
-        let (bytes, descriptors) = self.receive()?;
-        Ok((Tagged::<Reply>::decode(&bytes)?.body, descriptors))
-    }
-
-    fn refused(&self, body: Request, descriptor: Option<BorrowedFd<'_>>, reason: Reason) -> Result<()> {
-        let request = format!("{body:?}");
-        match self.ask(body, descriptor)?.0 {
-            Reply::Refused(refusal) if refusal.reason == reason => {
-                println!("{request}: {refusal}");
-                Ok(())
-            }
-            other => bail!("{request}: {other:?}, expected a refusal for {reason:?}"),
-        }
-    }
-}
-
 /// Messages that no driver would send.
 fn wrong_messages() -> Result<()> {
     let garbage: [&[u8]; 4] = [b"x", &[0xff; 64], &[0; 4096], &[1, 0, 0, 0, 99]];
     for bytes in garbage {
         let raw = Raw::connect()?;
-        send_message(raw.0.as_fd(), bytes, &[])?;
+        send_message(raw.socket().as_fd(), bytes, &[])?;
         ensure!(raw.receive()?.0.is_empty(), "the helper answers {} bytes of garbage", bytes.len());
     }
     let raw = Raw::connect()?;
@@ -146,7 +88,7 @@ fn wrong_messages() -> Result<()> {
     let pipe = rustix::pipe::pipe()?.0;
     let file: OwnedFd = File::open("/proc/self/exe")?.into();
     raw.refused(Request::Register, None, Reason::Memory)?;
-    for wrong in [&short, &absent, &unsealed, &pipe, &file, &raw.0] {
+    for wrong in [&short, &absent, &unsealed, &pipe, &file, raw.socket()] {
         raw.refused(Request::Register, Some(wrong.as_fd()), Reason::Memory)?;
     }
     let right = sealed(bytes_of(SMALL), true)?;
@@ -254,7 +196,7 @@ fn deaf() -> Result<()> {
     let _opened = opened(&raw)?;
     println!("deaf");
     // The helper hangs up.
-    poll(&mut [PollFd::new(&raw.0, PollFlags::IN)], None)?;
+    poll(&mut [PollFd::new(raw.socket(), PollFlags::IN)], None)?;
     ensure!(raw.receive()?.0.is_empty(), "the helper says something");
     println!("hung up");
     Ok(())

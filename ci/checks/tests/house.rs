@@ -9,6 +9,8 @@ use std::{
     process::Command,
 };
 
+#[path = "house/circles.rs"]
+mod circles;
 #[path = "house/citations.rs"]
 mod citations;
 #[path = "house/documents.rs"]

@@ -13,7 +13,8 @@ use xwarp_rnic::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompleti
 
 use super::{
     channel::{CompletionChannel, CqNotification},
-    device::{Device, destroyed},
+    failure::destroyed,
+    handle::Device,
     progress::lead::Slept,
     shared::SharedEngine,
 };

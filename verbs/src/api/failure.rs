@@ -67,6 +67,15 @@ impl<T> Answer for Result<T, PostError> {
     }
 }
 
+/// Checks the destruction of an object. It fails only while other objects use it; `why` states why this cannot happen.
+pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
+    if let Err(error) = result
+        && error != ResourceError::DeviceFailed
+    {
+        tracing::error!(%error, "an object was not destroyed, although {why}");
+    }
+}
+
 /// The interface of a device that has failed: the real one is closed, and its steering rules are gone, so that the
 /// kernel resets the connections of peers that continue to send.
 pub(super) struct ClosedInterface {

@@ -2,7 +2,8 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `device` | opening and closing; the attributes of a device |
+//! | `device` | opening a device, constructors |
+//! | `handle` | the handle to a device, its waits, its closing |
 //! | `engines` | the engines of a device |
 //! | `shared` | an engine's lock, doorbell and turn, and what the engines of a device have in common |
 //! | `progress` | who runs the engine, who sleeps and who is woken |
@@ -23,6 +24,7 @@ mod device;
 mod engines;
 mod failure;
 mod gather;
+mod handle;
 mod observer;
 mod progress;
 mod protection;
@@ -37,8 +39,9 @@ pub use self::{
     channel::{CompletionChannel, CqNotification},
     completion::{CompletionQueue, CompletionQueueOptions},
     counters::Counters,
-    device::{Device, DeviceAttributes, DeviceOptions, OpenError},
+    device::{DeviceOptions, OpenError},
     failure::DeviceFailed,
+    handle::{Device, DeviceAttributes},
     progress::{Progress, lead::Slept},
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
     queue_pair::{PostBatch, PostListError, QueuePair, SharedReceiveQueue},

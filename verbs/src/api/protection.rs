@@ -8,7 +8,7 @@ use xwarp_rnic::{
     rnic::{Access, PdId, Registration, Registry, Remote, ResourceError, Sge},
 };
 
-use super::device::{Device, destroyed};
+use super::{failure::destroyed, handle::Device};
 
 /// An error of [`ProtectionDomain::allocate`].
 #[derive(Debug, thiserror::Error)]

@@ -19,8 +19,8 @@ use super::{
     cm::CmError,
     completion::CompletionQueue,
     counters::Counters,
-    device::{Device, destroyed},
-    failure::Answer,
+    failure::{Answer, destroyed},
+    handle::Device,
     protection::ProtectionDomain,
     shared::SharedEngine,
 };

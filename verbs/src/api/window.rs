@@ -66,7 +66,7 @@ impl Drop for OwnedKey {
     fn drop(&mut self) {
         let key = self.key.current();
         let freed = self.pd.device().engines().end_key(key, self.free);
-        super::device::destroyed(freed, "only its owner frees a window or a fast region");
+        super::failure::destroyed(freed, "only its owner frees a window or a fast region");
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, EventChannel, EventKind, IncomingRequest,
     ListenOptions,
 };
-use crate::api::{device::Device, queue_pair::QueuePair};
+use crate::api::{handle::Device, queue_pair::QueuePair};
 
 /// An established connection of a queue pair. Dropping it disconnects in order; the queue pair then flushes the
 /// remaining work.
@@ -252,7 +252,7 @@ impl Listener {
 
     /// The oldest waiting request, without blocking. Call it until it returns `None` before you wait again.
     pub fn poll(&self) -> Result<Option<ConnectionRequest>, ConnectionError> {
-        if self.channel.0.is_empty() {
+        if self.channel.queue().is_empty() {
             return self.nothing();
         }
         // The request's own channel, so that another thread which accepts the next request gets none of its events. The

@@ -15,14 +15,15 @@ use xwarp_tcp::{
 };
 
 use super::{
-    AcceptOptions, ChannelQueue, CmError, ConnectOptions, EventChannel, ListenOptions,
-    channel::{Event, EventKind, Queued},
+    AcceptOptions, CmError, ConnectOptions, ListenOptions,
+    key::CmKey,
     ports::{LocalPort, LocalPorts},
-    table::{CmKey, CmState, Identifier},
+    queue::{Change, ChannelQueue, EventChannel, Queued},
+    table::{CmState, Identifier},
 };
 use crate::{
     api::{
-        device::{Device, DeviceInner},
+        handle::Device,
         queue_pair::QueuePair,
         shared::{SharedEngine, State},
     },
@@ -59,15 +60,15 @@ impl CmId {
 
     /// As [`new`](Self::new), for a connection in `engine`.
     pub(super) fn in_engine(device: &Device, channel: &EventChannel, engine: u16) -> Self {
-        let entry = Identifier::new(&channel.0);
+        let entry = Identifier::new(channel.queue());
         // An identifier of a failed device is in no table: every call with it returns an error for the failed device.
         let key = device.engines().get(engine).with(|state, _| Some(state.cm.insert(entry)));
-        Self { device: device.clone(), channel: Arc::clone(&channel.0), key: key.unwrap_or(CmKey::NONE) }
+        Self { device: device.clone(), channel: Arc::clone(channel.queue()), key: key.unwrap_or(CmKey::NONE) }
     }
 
     /// The handle to an identifier that the engine made.
-    pub(super) fn adopt(device: Arc<DeviceInner>, channel: &EventChannel, key: CmKey) -> Self {
-        Self { device: Device::from_inner(device), channel: Arc::clone(&channel.0), key }
+    pub(super) fn adopt(device: Device, channel: &EventChannel, key: CmKey) -> Self {
+        Self { device, channel: Arc::clone(channel.queue()), key }
     }
 
     /// The identifier's key in events.
@@ -77,10 +78,10 @@ impl CmId {
 
     /// Moves the identifier to another channel, with its waiting events.
     pub fn migrate(&mut self, channel: &EventChannel) {
-        self.channel = Arc::clone(&channel.0);
+        self.channel = Arc::clone(channel.queue());
         // A listener is in all engines, other identifiers are in one.
         for engine in self.engines() {
-            engine.with(|state, _| state.cm.migrate(self.key, &channel.0));
+            engine.with(|state, _| state.cm.migrate(self.key, channel.queue()));
         }
     }
 
@@ -257,7 +258,7 @@ impl CmId {
                 let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(()) };
                 if let CmState::AddressResolved(route) = entry.state {
                     entry.state = CmState::RouteResolved(route);
-                    entry.channel.push(Queued::Plain(Event { id: self.key, kind: EventKind::RouteResolved }));
+                    entry.channel.push(Queued::Change(self.key, Change::RouteResolved));
                 }
                 Ok(())
             },
@@ -304,7 +305,7 @@ impl CmId {
                     entry.close_with_peer = close_with_peer;
                 }
                 cm.connecting(self.key, qp, Some(ports));
-                state.tune(now, self.key)
+                state.cm.tune(&mut state.engine, now, self.key)
             },
         )
     }
@@ -377,7 +378,7 @@ impl CmId {
                 let ports = entry.connection_port().map(LocalPorts::single);
                 cm.answered(request);
                 cm.connecting(self.key, qp, ports);
-                state.tune(now, self.key)
+                state.cm.tune(&mut state.engine, now, self.key)
             },
         )
     }
@@ -586,19 +587,19 @@ impl State {
     /// The resolver's answer for an identifier, unless the identifier was destroyed.
     fn resolved(&mut self, key: CmKey, peer: SocketAddr, answer: Result<Route, RouteError>) {
         let Some(entry) = self.cm.entries.get_mut(&key) else { return };
-        let kind = match answer {
+        let change = match answer {
             Ok(route) => {
                 entry.state = CmState::AddressResolved(route);
                 entry.peer = Some(peer);
                 let port = entry.port.as_ref().map_or(0, |p| p.port);
                 entry.local = Some(SocketAddr::new(route.source, port));
-                EventKind::AddressResolved
+                Change::AddressResolved
             }
             Err(error) => {
                 entry.state = CmState::Idle;
-                EventKind::AddressError(error)
+                Change::AddressError(error)
             }
         };
-        entry.channel.push(Queued::Plain(Event { id: key, kind }));
+        entry.channel.push(Queued::Change(key, change));
     }
 }

@@ -22,19 +22,21 @@
 mod channel;
 mod connection;
 mod id;
+mod key;
 pub(crate) mod ports;
+pub(super) mod queue;
 pub(super) mod table;
 
 use std::{io, net::SocketAddr};
 
 use xwarp_tcp::{framing::FramingConfig, ulp::CloseReason};
 
-use self::{channel::ChannelQueue, ports::Ports};
 pub use self::{
-    channel::{Event, EventChannel, EventKind, IncomingRequest},
+    channel::{Event, EventKind, IncomingRequest},
     connection::{Connecting, Connection, ConnectionRequest, Listener},
     id::CmId,
-    table::CmKey,
+    key::CmKey,
+    queue::EventChannel,
 };
 use super::failure::Answer;
 use crate::interface::RouteError;

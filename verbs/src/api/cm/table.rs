@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use xwarp_rnic::rnic::{self, CmEvent, PeerDepths, QpId, RequestId, Rnic, StreamId};
+use xwarp_rnic::{
+    engine::Engine,
+    rnic::{self, CmEvent, PeerDepths, QpId, RequestId, Rnic, StreamId},
+};
 use xwarp_tcp::{
     stack::Stack,
     tcp::Tuning,
@@ -17,31 +20,12 @@ use xwarp_tcp::{
 };
 
 use super::{
-    ChannelQueue, CmError, Ports,
-    channel::{Event, EventKind, Queued},
-    ports::{LocalPort, LocalPorts},
+    CmError,
+    key::CmKey,
+    ports::{LocalPort, LocalPorts, Ports},
+    queue::{Change, ChannelQueue, Owner, Queued},
 };
-use crate::{
-    api::{device::DeviceInner, shared::State},
-    interface::{Mac, PortReservation, Route},
-};
-
-/// The name of an identifier in events, never reused in the life of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CmKey(u64);
-
-/// Bits of a name below the number of the identifier's engine, of which there are at most 64.
-const KEY_BITS: u32 = 58;
-
-impl CmKey {
-    /// The name that no identifier has.
-    pub(super) const NONE: Self = Self(u64::MAX);
-
-    /// The engine that has the identifier, and its connection.
-    pub(super) const fn engine(self) -> u16 {
-        (self.0 >> KEY_BITS) as u16
-    }
-}
+use crate::interface::{Mac, PortReservation, Route};
 
 /// Where an identifier stands.
 #[derive(Debug, Clone)]
@@ -146,8 +130,8 @@ pub(crate) struct CmTable {
     engine: u16,
     /// Boxed, because half of a hash table is free.
     pub(super) entries: HashMap<CmKey, Box<Identifier>>,
-    next: u64,
-    device: Weak<DeviceInner>,
+    next: CmKey,
+    device: Weak<Owner>,
     pub(super) ports: Arc<Ports>,
     /// The identifier of each queue pair's events.
     by_qp: HashMap<QpId, CmKey>,
@@ -165,8 +149,8 @@ impl CmTable {
         Self {
             engine,
             entries: HashMap::new(),
-            next: u64::from(engine) << KEY_BITS,
-            device: Weak::new(),
+            next: CmKey::first(engine),
+            device: Weak::<()>::new(),
             ports,
             by_qp: HashMap::new(),
             by_listener: HashMap::new(),
@@ -178,13 +162,13 @@ impl CmTable {
     }
 
     /// Sets the device that new identifiers keep open.
-    pub(crate) fn belongs_to(&mut self, device: Weak<DeviceInner>) {
+    pub(crate) fn belongs_to(&mut self, device: Weak<Owner>) {
         self.device = device;
     }
 
     pub(super) fn insert(&mut self, entry: Identifier) -> CmKey {
-        let key = CmKey(self.next);
-        self.next += 1;
+        let key = self.next;
+        self.next = key.next();
         self.entries.insert(key, Box::new(entry));
         key
     }
@@ -199,14 +183,14 @@ impl CmTable {
         (self.by_qp.get(&qp) == Some(&key)).then_some(qp)
     }
 
-    fn report(&self, id: CmKey, kind: EventKind) {
+    fn report(&self, id: CmKey, kind: Change) {
         if let Some(entry) = self.entries.get(&id) {
-            entry.channel.push(Queued::Plain(Event { id, kind }));
+            entry.channel.push(Queued::Change(id, kind));
         }
     }
 
     /// Updates the identifier of a queue pair's event, and reports the event to its owner.
-    fn advance(&mut self, qp: QpId, state: CmState, kind: EventKind) {
+    fn advance(&mut self, qp: QpId, state: CmState, kind: Change) {
         let Some(&key) = self.by_qp.get(&qp) else { return };
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.state = state;
@@ -258,7 +242,7 @@ impl CmTable {
             entry.state = CmState::Disconnected(None);
             entry.port = None;
             if id.engine() == self.engine {
-                entry.channel.push(Queued::Plain(Event { id: *id, kind: EventKind::DeviceFailed }));
+                entry.channel.push(Queued::Change(*id, Change::DeviceFailed));
             }
         }
     }
@@ -266,7 +250,7 @@ impl CmTable {
     /// The interface was removed: ends identifiers without a connection. The others end with their connection.
     pub(crate) fn interface_removed(&self) {
         self.report_where(
-            || EventKind::Closed(CloseReason::InterfaceRemoved),
+            || Change::Closed(CloseReason::InterfaceRemoved),
             |entry| {
                 let alone = matches!(
                     entry.state,
@@ -282,14 +266,14 @@ impl CmTable {
 
     /// Handles a new Ethernet address of the interface.
     pub(crate) fn mac_changed(&self) {
-        self.report_where(|| EventKind::MacChanged, |entry| entry.local.is_some());
+        self.report_where(|| Change::MacChanged, |entry| entry.local.is_some());
     }
 
     /// Reports an event to the identifiers that `concerned` selects, once to a listener that is in several engines.
-    fn report_where(&self, kind: impl Fn() -> EventKind, concerned: impl Fn(&Identifier) -> bool) {
+    fn report_where(&self, kind: impl Fn() -> Change, concerned: impl Fn(&Identifier) -> bool) {
         let own = self.entries.iter().filter(|(id, _)| id.engine() == self.engine);
         for (id, entry) in own.filter(|(_, entry)| concerned(entry)) {
-            entry.channel.push(Queued::Plain(Event { id: *id, kind: kind() }));
+            entry.channel.push(Queued::Change(*id, kind()));
         }
     }
 
@@ -331,7 +315,7 @@ impl CmTable {
     }
 
     /// The connection of `qp` has ended completely.
-    fn over(&mut self, now: Instant, qp: QpId, kind: EventKind) {
+    fn over(&mut self, now: Instant, qp: QpId, kind: Change) {
         self.release_ports(now, qp);
         self.advance(qp, CmState::Disconnected(None), kind);
         self.by_qp.remove(&qp);
@@ -427,7 +411,7 @@ impl CmTable {
     }
 
     /// Reports an event of the connection of `qp`.
-    fn report_to_owner(&self, qp: QpId, kind: EventKind) {
+    fn report_to_owner(&self, qp: QpId, kind: Change) {
         if let Some(&key) = self.by_qp.get(&qp) {
             self.report(key, kind);
         }
@@ -443,42 +427,44 @@ impl CmTable {
             self.entries.remove(&key);
         } else {
             entry.state = CmState::Disconnected(None);
-            self.report(key, EventKind::RequestGone);
+            self.report(key, Change::RequestGone);
         }
     }
 }
 
-impl State {
+impl CmTable {
     /// Starts the connection of an identifier with its earlier settings, if there are any.
-    pub(super) fn tune(&mut self, now: Instant, key: CmKey) -> Result<(), CmError> {
-        let tuning = self.cm.entries.get(&key).and_then(|entry| entry.tuning);
-        match (self.cm.queue_pair(key), tuning) {
-            (Some(qp), Some(tuning)) => Ok(self.engine.tune(now, qp, &tuning)?),
+    pub(super) fn tune(&self, engine: &mut Engine, now: Instant, key: CmKey) -> Result<(), CmError> {
+        let tuning = self.entries.get(&key).and_then(|entry| entry.tuning);
+        match (self.queue_pair(key), tuning) {
+            (Some(qp), Some(tuning)) => Ok(engine.tune(now, qp, &tuning)?),
             _ => Ok(()),
         }
     }
 
     /// Applies an event of the engine to the identifiers.
-    pub(crate) fn dispatch(&mut self, now: Instant, event: CmEvent) {
+    pub(crate) fn dispatch(&mut self, engine: &mut Engine, now: Instant, event: CmEvent) {
         log(&event);
-        let cm = &mut self.cm;
+        let cm = self;
         match event {
             CmEvent::Streaming { stream: StreamId::Request(request), listener, local, remote } => {
-                self.streaming_request(listener, request, [local, remote]);
+                cm.streaming_request(engine, listener, request, [local, remote]);
             }
             CmEvent::Streaming { stream: StreamId::Qp(qp), .. } => {
-                cm.report_to_owner(qp, EventKind::Streaming);
+                cm.report_to_owner(qp, Change::Streaming);
             }
             CmEvent::StreamReadable { stream: StreamId::Qp(qp) } => {
-                cm.report_to_owner(qp, EventKind::StreamReadable);
+                cm.report_to_owner(qp, Change::StreamReadable);
             }
             CmEvent::StreamReadable { stream: StreamId::Request(request) } => {
                 if let Some(&key) = cm.by_request.get(&request) {
-                    cm.report(key, EventKind::StreamReadable);
+                    cm.report(key, Change::StreamReadable);
                 }
             }
             CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer } => {
-                self.connect_request(now, listener, request, [local, remote], private_data, peer);
+                if !cm.connect_request(listener, request, [local, remote], private_data, peer) {
+                    let _ = engine.reject(now, request, &[]);
+                }
             }
             CmEvent::RequestGone { request } => cm.request_gone(request),
             CmEvent::Established { qp, local, remote, private_data, ird, ord, peer } => {
@@ -489,57 +475,61 @@ impl State {
                     // Not that of the first attempt.
                     entry.port = port.or(entry.port.take());
                 }
-                let established = EventKind::Established { private_data, ird, ord, peer };
+                let established = Change::Established { private_data, ird, ord, peer };
                 cm.advance(qp, CmState::Connected(qp), established);
             }
             CmEvent::Rejected { qp, private_data, peer } => {
-                cm.over(now, qp, EventKind::Rejected { private_data, peer });
+                cm.over(now, qp, Change::Rejected { private_data, peer });
             }
             CmEvent::ConnectError { qp, reason } => cm.over(now, qp, failure(reason)),
             CmEvent::Disconnected { qp } => {
                 let owner = cm.by_qp.get(&qp).and_then(|key| cm.entries.get(key));
                 let closes = owner.is_some_and(|entry| entry.close_with_peer);
-                cm.advance(qp, CmState::Disconnected(Some(qp)), EventKind::Disconnected);
+                cm.advance(qp, CmState::Disconnected(Some(qp)), Change::Disconnected);
                 if closes {
                     // A destroyed queue pair has nothing to close.
-                    let _ = self.engine.disconnect(qp);
+                    let _ = engine.disconnect(qp);
                 }
             }
-            CmEvent::Closed { qp, reason } => cm.over(now, qp, EventKind::Closed(reason)),
+            CmEvent::Closed { qp, reason } => cm.over(now, qp, Change::Closed(reason)),
         }
     }
 
     /// Reports a peer's connection with streaming data, or abandons it if the listener was closed.
-    fn streaming_request(&mut self, listener: Option<ListenerId>, request: RequestId, ends: [SocketAddr; 2]) {
+    fn streaming_request(
+        &mut self,
+        engine: &mut Engine,
+        listener: Option<ListenerId>,
+        request: RequestId,
+        ends: [SocketAddr; 2],
+    ) {
         let state = CmState::Streaming(request);
         let announced =
-            listener.and_then(|listener| self.cm.announce(listener, request, state, ends, Vec::new(), None));
+            listener.and_then(|listener| self.announce(listener, request, state, ends, Vec::new(), None));
         if announced.is_none() {
-            let _ = self.engine.abandon(request);
+            let _ = engine.abandon(request);
         }
     }
 
-    /// Reports a peer's MPA Request, to the identifier of its connection if streaming data preceded it, or rejects it
-    /// if the listener was closed.
+    /// Reports a peer's MPA Request, to the identifier of its connection if streaming data preceded it. Returns false if the listener
+    /// was closed.
     fn connect_request(
         &mut self,
-        now: Instant,
         listener: ListenerId,
         request: RequestId,
         ends: [SocketAddr; 2],
         private_data: Vec<u8>,
         depths: PeerDepths,
-    ) {
-        let cm = &mut self.cm;
+    ) -> bool {
         let state = CmState::Requested(request);
-        if let Some(&key) = cm.by_request.get(&request) {
-            if let Some(entry) = cm.entries.get_mut(&key) {
-                entry.state = state;
-            }
-            cm.report(key, EventKind::MpaRequest { private_data, depths });
-        } else if cm.announce(listener, request, state, ends, private_data, Some(depths)).is_none() {
-            let _ = self.engine.reject(now, request, &[]);
+        let Some(&key) = self.by_request.get(&request) else {
+            return self.announce(listener, request, state, ends, private_data, Some(depths)).is_some();
+        };
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.state = state;
         }
+        self.report(key, Change::MpaRequest { private_data, depths });
+        true
     }
 }
 
@@ -569,12 +559,12 @@ fn log(event: &CmEvent) {
 }
 
 /// The event for a failed connection.
-fn failure(reason: CloseReason) -> EventKind {
+fn failure(reason: CloseReason) -> Change {
     match reason {
-        CloseReason::Refused => EventKind::Refused,
-        CloseReason::Unreachable => EventKind::Unreachable,
-        CloseReason::TimedOut => EventKind::TimedOut,
-        other => EventKind::ConnectError(other),
+        CloseReason::Refused => Change::Refused,
+        CloseReason::Unreachable => Change::Unreachable,
+        CloseReason::TimedOut => Change::TimedOut,
+        other => Change::ConnectError(other),
     }
 }
 
@@ -592,7 +582,7 @@ mod tests {
     use super::*;
     use crate::{
         Device, DeviceOptions, PeerDepths,
-        cm::{CmId, EventChannel, ListenOptions},
+        cm::{CmId, EventChannel, EventKind, ListenOptions},
         sim::{self, WireConfig},
     };
 
@@ -621,14 +611,14 @@ mod tests {
     fn dispatch(device: &Device, events: impl IntoIterator<Item = CmEvent>) {
         device.shared().with(|state, now| {
             for event in events {
-                state.dispatch(now, event);
+                state.cm.dispatch(&mut state.engine, now, event);
             }
         });
     }
 
     /// Sizes of the tables: identifiers, requests, events and names of events.
     fn sizes(device: &Device, channel: &EventChannel) -> [usize; 4] {
-        let [events, names] = channel.0.sizes();
+        let [events, names] = channel.queue().sizes();
         device
             .shared()
             .look(|state| [state.cm.entries.len(), state.cm.by_request.len(), events, names])

@@ -523,7 +523,7 @@ impl SharedEngine {
             state.cm.end_rests(now, state.engine.stack());
         }
         while let Some(event) = state.engine.next_cm_event() {
-            state.dispatch(now, event);
+            state.cm.dispatch(&mut state.engine, now, event);
         }
         while let Some(event) = state.engine.next_async_event() {
             self.common.async_events().push(event);
