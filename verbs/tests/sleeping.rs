@@ -5,7 +5,8 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{End, LIMIT, connect_with, devices};
+use common::{End, LIMIT, connect, connect_with, devices};
+use rustix::time::{ClockId, clock_gettime};
 use xwarp_verbs::{CompletionChannel, Payload, Progress, QueuePairOptions, RecvRequest, Slept, WorkRequest};
 
 /// A connection whose server has a completion channel.
@@ -93,4 +94,39 @@ fn a_caller_that_stops_sleeping_is_notified() {
         assert!(server.device.wait(&channel, Some(LIMIT)).unwrap(), "no notification");
         while channel.poll().is_some() {}
     }
+}
+
+/// Processor time of the calling thread.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap())
+}
+
+#[test]
+fn a_wait_for_a_queue_without_a_channel_sleeps() {
+    const QUIET: Duration = Duration::from_millis(400);
+    for progress in [Progress::Auto, Progress::Application, Progress::Thread] {
+        let [server, _client] = connect(&devices(progress), 1);
+        let before = processor_time();
+        assert_eq!(server.cq.wait(QUIET).unwrap(), None, "{progress:?}");
+        let used = processor_time().saturating_sub(before);
+        assert!(used < QUIET / 4, "{progress:?}: the wait has used {used:?} of the processor");
+    }
+}
+
+/// One notification wakes one thread, which may take the completion for which another one waits.
+#[test]
+fn each_thread_that_waits_for_a_queue_gets_a_completion() {
+    const THREADS: u64 = 3;
+    let [server, client] = connect(&devices(Progress::Auto), 1);
+    (0..THREADS).for_each(|i| server.qp.post_recv(&RecvRequest::new(i, &[])).unwrap());
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| server.cq.wait(LIMIT).unwrap().expect("a completion for each").check().unwrap());
+        }
+        for i in 0..THREADS {
+            client.qp.post_send(&WorkRequest::send(i, Payload::EMPTY)).unwrap();
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
 }

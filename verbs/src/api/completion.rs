@@ -24,7 +24,7 @@ use super::{
 pub struct CompletionQueueOptions {
     /// Entries that fit.
     pub capacity: u32,
-    /// Channel for notifications; `None`: the queue is only polled.
+    /// Channel for notifications; `None`: the queue is polled, or sleeps in [`wait`](CompletionQueue::wait) only.
     pub channel: Option<CompletionChannel>,
     /// A number of the application's, returned in each notification (an index or a handle).
     pub context: u64,
@@ -38,7 +38,8 @@ impl Default for CompletionQueueOptions {
 
 /// The engine's side of a channel, called under the engine's lock.
 struct Notifier {
-    channel: CompletionChannel,
+    /// Set later for a queue without a channel whose owner [waits](CompletionQueue::wait).
+    channel: OnceLock<CompletionChannel>,
     context: u64,
     /// Set once the queue has its id; until then nothing completes.
     cq: OnceLock<CqId>,
@@ -46,9 +47,9 @@ struct Notifier {
 
 impl Notify for Notifier {
     fn notify(&self) {
-        if let Some(cq) = self.cq.get() {
+        if let (Some(cq), Some(channel)) = (self.cq.get(), self.channel.get()) {
             // Each queue has at most one notification per arming, which bounds the list.
-            self.channel.queue().push(CqNotification { cq: *cq, context: self.context }, usize::MAX);
+            channel.queue().push(CqNotification { cq: *cq, context: self.context }, usize::MAX);
         }
     }
 }
@@ -61,7 +62,9 @@ pub(super) struct CqInner {
     pub(super) device: Device,
     pub(super) id: CqId,
     ring: Arc<CompletionRing>,
-    channel: Option<CompletionChannel>,
+    notifier: Arc<Notifier>,
+    /// Threads in [`wait`](CompletionQueue::wait).
+    waiters: AtomicU32,
     /// Queue pairs that complete here, by their engine: each for its send queue and for its receives. Empty for a device with one
     /// engine.
     users: Box<[AtomicU32]>,
@@ -101,8 +104,17 @@ impl CqInner {
         first.filter(|_| used.next().is_none()).map(|(engine, _)| engine)
     }
 
+    /// The queue's channel, which is made now if it has none.
+    fn channel(&self) -> io::Result<&CompletionChannel> {
+        if let Some(channel) = self.notifier.channel.get() {
+            return Ok(channel);
+        }
+        let channel = CompletionChannel::new()?;
+        Ok(self.notifier.channel.get_or_init(|| channel))
+    }
+
     fn discard_notifications(&self) {
-        if let Some(channel) = &self.channel {
+        if let Some(channel) = self.notifier.channel.get() {
             channel.queue().remove_if(|notification| notification.cq == self.id);
         }
     }
@@ -118,6 +130,29 @@ impl CqInner {
     pub(super) fn remove_user(&self, engine: u16) {
         if let Some(users) = self.users.get(usize::from(engine)) {
             users.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A thread that waits for a completion, until this is dropped.
+struct Waiter<'q>(&'q CqInner);
+
+impl<'q> Waiter<'q> {
+    fn of(queue: &'q CqInner) -> Self {
+        queue.waiters.fetch_add(1, Ordering::Relaxed);
+        Self(queue)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    /// The notification that this thread has taken was perhaps for another one that waits: that one polls and arms again.
+    fn drop(&mut self) {
+        let queue = self.0;
+        if queue.waiters.fetch_sub(1, Ordering::Relaxed) > 1 {
+            queue.ring.arm(false);
+            if !queue.ring.is_empty() {
+                queue.notifier.notify();
+            }
         }
     }
 }
@@ -139,17 +174,22 @@ impl fmt::Debug for CompletionQueue {
 impl CompletionQueue {
     pub(super) fn create(device: &Device, options: CompletionQueueOptions) -> Result<Self, ResourceError> {
         let CompletionQueueOptions { capacity, channel, context } = options;
-        let notifier =
-            channel.clone().map(|channel| Arc::new(Notifier { channel, context, cq: OnceLock::new() }));
-        let notify = notifier.clone().map(|n| n as Arc<dyn Notify>);
-        let (id, ring) = device.shared().registry(|registry| registry.create_cq(capacity, notify))?;
-        if let Some(notifier) = notifier {
-            let _ = notifier.cq.set(id);
-        }
+        let channel = channel.map_or_else(OnceLock::new, OnceLock::from);
+        let notifier = Arc::new(Notifier { channel, context, cq: OnceLock::new() });
+        let notify = Arc::clone(&notifier) as Arc<dyn Notify>;
+        let (id, ring) = device.shared().registry(|registry| registry.create_cq(capacity, Some(notify)))?;
+        let _ = notifier.cq.set(id);
         let engines = device.engines();
         let users = if engines.are_several() { engines.all().len() } else { 0 };
         let users = (0..users).map(|_| AtomicU32::new(0)).collect();
-        Ok(Self(Arc::new(CqInner { device: device.clone(), id, ring, channel, users })))
+        Ok(Self(Arc::new(CqInner {
+            device: device.clone(),
+            id,
+            ring,
+            notifier,
+            waiters: AtomicU32::new(0),
+            users,
+        })))
     }
 
     /// The queue's identifier in notifications and asynchronous events.
@@ -256,15 +296,12 @@ impl CompletionQueue {
     }
 
     /// Sleeps until a completion arrives, at most for `limit`. The queue's channel must not be shared with other
-    /// queues; without a channel this polls like [`spin`](Self::spin). Fails when the queue has overflowed and is empty.
+    /// queues; a queue without a channel gets one of its own. Several threads may wait for a queue. Fails when the queue has overflowed
+    /// and is empty.
     pub fn wait(&self, limit: Duration) -> io::Result<Option<WorkCompletion>> {
         let shared = self.0.device.shared();
-        let Some(channel) = &self.0.channel else {
-            return match (self.spin(limit), shared.failure()) {
-                (None, Some(failure)) => Err(failure.clone().into()),
-                (found, _) => self.unless_overflowed(found),
-            };
-        };
+        let channel = self.0.channel()?;
+        let _waiter = Waiter::of(&self.0);
         let end = shared.clock().now() + limit;
         loop {
             self.arm(false);
