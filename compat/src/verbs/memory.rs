@@ -6,7 +6,9 @@ use std::{
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::{Access, Binding, MemoryRegion, MemoryWindow, ProtectionDomain, RegionOptions, STag};
+use xwarp_verbs::{
+    Access, Binding, Memory, MemoryRegion, MemoryWindow, ProtectionDomain, RegionOptions, STag,
+};
 
 use super::{context::Context, qp::Qp};
 use crate::{
@@ -166,7 +168,8 @@ fn rights(flags: u32) -> Result<Access, Errno> {
     Ok(Access::from_bits_truncate(flags & 0x1f))
 }
 
-fn register(pd: &Pd, address: *mut c_void, len: usize, iova: u64, flags: u32) -> Result<MemoryRegion, Errno> {
+/// The memory and rights of a registration, checked.
+fn prepare(address: *mut c_void, len: usize, flags: u32) -> Result<(Memory, Access), Errno> {
     let rights = rights(flags)?;
     let writable = rights.contains(Access::LOCAL_WRITE);
     // Neither an empty region nor one that wraps around.
@@ -174,8 +177,11 @@ fn register(pd: &Pd, address: *mut c_void, len: usize, iova: u64, flags: u32) ->
     let memory = boundary::memory(address, len, writable).ok_or(Errno::EFAULT)?;
     boundary::populate(address, len, writable)?;
     faults::catch();
-    let options = RegionOptions { base: iova, ..RegionOptions::default() };
-    pd.pd.register_with(memory, rights, options).map_err(failure::resource)
+    Ok((memory, rights))
+}
+
+fn options(iova: u64) -> RegionOptions {
+    RegionOptions { base: iova, ..RegionOptions::default() }
 }
 
 fn base(address: *mut c_void, flags: u32) -> u64 {
@@ -191,7 +197,8 @@ pub extern "C" fn ibv_reg_mr_iova2(
 ) -> Handle<Mr> {
     let make = || {
         let pd = pd.object()?;
-        let region = register(&pd, address, len, iova, flags)?;
+        let (memory, rights) = prepare(address, len, flags)?;
+        let region = pd.pd.register_with(memory, rights, options(iova)).map_err(failure::resource)?;
         let key = region.key().value();
         let c = ibv_mr {
             context: pd.context.c_ptr(),
@@ -238,7 +245,8 @@ pub extern "C" fn ibv_dereg_mr(mr: Handle<Mr>) -> c_int {
 }
 
 impl Mr {
-    /// Registers the region again, with the parameters that are `Some`. It gets a new key. A failure changes nothing.
+    /// Registers the region again, with the parameters that are `Some`. Its key stays, as with mlx4 and mlx5: programs have told it
+    /// to their peers. A failure changes nothing.
     fn register_again(
         &self,
         pd: Option<Arc<Pd>>,
@@ -256,16 +264,12 @@ impl Mr {
             Some((address, len)) => (address, len, base(address, access)),
             None => (before.addr, before.length, state.iova),
         };
-        let region = register(&pd, addr, length, iova, access)?;
-        let former = state.region.take().ok_or(Errno::EINVAL)?;
-        // Bound windows keep the region alive.
-        if let Err((former, error)) = former.deregister() {
-            state.region = Some(former);
-            return Err(failure::resource(error));
-        }
-        let key = region.key().value();
-        self.c.update(|c| *c = ibv_mr { pd: pd.c_ptr(), addr, length, lkey: key, rkey: key, ..before });
-        *state = MrState { region: Some(region), pd, access, iova };
+        let (memory, rights) = prepare(addr, length, access)?;
+        let region = state.region.as_mut().ok_or(Errno::EINVAL)?;
+        // Fails while windows are bound to the region.
+        region.reregister(&pd.pd, memory, rights, options(iova)).map_err(failure::resource)?;
+        self.c.update(|c| *c = ibv_mr { pd: pd.c_ptr(), addr, length, ..before });
+        (state.pd, state.access, state.iova) = (pd, access, iova);
         Ok(())
     }
 }

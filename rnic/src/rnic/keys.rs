@@ -261,6 +261,24 @@ impl KeyTable {
         }
     }
 
+    /// Registers a region without bound windows again, under its tag. Returns the protection domain of before; `None` if the tag
+    /// is not that of such a region.
+    pub(crate) fn replace_region(&mut self, stag: STag, registration: Registration) -> Option<PdId> {
+        let Registration { pd, memory, access, base, stream } = registration;
+        let slot = self.slots.get_mut(&stag.index()).filter(|slot| slot.key == stag.key())?;
+        let entry = slot.entry.as_mut()?;
+        if entry.kind != Kind::Region || !entry.windows.is_empty() {
+            return None;
+        }
+        if let Some(grant) = &entry.grant {
+            grant.set(Validity::Ended);
+        }
+        entry.stream = stream;
+        let before = std::mem::replace(&mut entry.pd, pd);
+        self.fill(stag, Bytes::all(memory.into(), access, base));
+        Some(before)
+    }
+
     /// Removes a region at once; windows that are bound to it no longer give access. Only the index of a fast region's
     /// tag is compared, because its owner chooses the key. Returns the protection domain.
     pub(crate) fn remove_region(&mut self, stag: STag) -> Option<PdId> {

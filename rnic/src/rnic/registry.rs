@@ -147,12 +147,28 @@ impl Registry {
     /// Registers memory. The returned key is both local and remote key.
     pub fn register(&self, registration: Registration) -> Result<STag, ResourceError> {
         let pd = registration.pd;
-        let wraps = registration.base.checked_add(registration.memory.len() as u64).is_none();
-        if wraps || registration.access.intersects(Access::WRITES) && !registration.memory.is_writable() {
-            return Err(ResourceError::Memory);
-        }
+        registration.check()?;
         let (limit, stream) = (self.limits.max_mr, registration.stream);
         self.add_key(pd, stream, Object::Region, limit, |keys| keys.insert_region(registration))
+    }
+
+    /// Registers a region again under its key, with other memory, rights or domain. Fails while windows are bound to the region;
+    /// a failure changes nothing. As with [`Self::revoke`], accesses to the former memory have ended when `forget` has been called
+    /// for each engine.
+    pub fn reregister(&self, key: STag, registration: Registration) -> Result<(), ResourceError> {
+        let (pd, stream) = (registration.pd, registration.stream);
+        registration.check()?;
+        let mut objects = self.objects.lock();
+        match objects.keys.bound_windows(key) {
+            Some(0) => {}
+            Some(windows) => return Err(ResourceError::InUse(Object::Region, windows)),
+            None => return Err(ResourceError::UnknownKey(key)),
+        }
+        let Objects { domains, keys, .. } = objects.owners(pd, stream)?;
+        let domain = domains.get_mut(pd).ok_or(ResourceError::Unknown(Object::ProtectionDomain))?;
+        let before = keys.replace_region(key, registration);
+        domain.keys += usize::from(before.is_some());
+        objects.key_removed(key, before)
     }
 
     /// Creates a fast region. It is invalid until a work request registers memory for it.
@@ -181,10 +197,7 @@ impl Registry {
         insert: impl FnOnce(&mut KeyTable) -> Option<STag>,
     ) -> Result<STag, ResourceError> {
         let mut objects = self.objects.lock();
-        let Objects { domains, keys, qps, .. } = &mut *objects;
-        if stream.is_some_and(|qp| qps.get(qp) != Some(&pd)) {
-            return Err(ResourceError::Unknown(Object::QueuePair));
-        }
+        let Objects { domains, keys, .. } = objects.owners(pd, stream)?;
         let domain = domains.get_mut(pd).ok_or(ResourceError::Unknown(Object::ProtectionDomain))?;
         let key = insert(keys).ok_or(ResourceError::TooMany { object, limit })?;
         domain.keys += 1;
@@ -329,7 +342,25 @@ impl Registry {
     }
 }
 
+impl Registration {
+    fn check(&self) -> Result<(), ResourceError> {
+        let wraps = self.base.checked_add(self.memory.len() as u64).is_none();
+        if wraps || self.access.intersects(Access::WRITES) && !self.memory.is_writable() {
+            return Err(ResourceError::Memory);
+        }
+        Ok(())
+    }
+}
+
 impl Objects {
+    /// These objects, if the queue pair to which a region is limited belongs to the region's domain.
+    fn owners(&mut self, pd: PdId, stream: Option<QpId>) -> Result<&mut Self, ResourceError> {
+        if stream.is_some_and(|qp| self.qps.get(qp) != Some(&pd)) {
+            return Err(ResourceError::Unknown(Object::QueuePair));
+        }
+        Ok(self)
+    }
+
     fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
         match self.keys.bound_windows(key) {
             Some(0) => self.revoke(key),

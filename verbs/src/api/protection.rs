@@ -5,7 +5,7 @@ use std::{fmt, io, sync::Arc};
 use xwarp_rnic::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
-    rnic::{Access, PdId, Registration, Registry, Remote, ResourceError, Sge},
+    rnic::{Access, Object, PdId, Registration, Registry, Remote, ResourceError, Sge},
 };
 
 use super::{failure::destroyed, handle::Device};
@@ -131,6 +131,27 @@ impl MemoryRegion {
         ended.map_err(|error| (self, error))
     }
 
+    /// Registers the region again under the same key: in `pd`, with `memory`, `access` and `options`. When this returns, nothing
+    /// accesses the former memory by the key any more. Fails while windows are bound to the region, and for a domain of another
+    /// device; a failure changes nothing.
+    pub fn reregister(
+        &mut self,
+        pd: &ProtectionDomain,
+        memory: Memory,
+        access: Access,
+        options: RegionOptions,
+    ) -> Result<(), ResourceError> {
+        if !pd.device().is(self.pd.device()) {
+            return Err(ResourceError::Unknown(Object::ProtectionDomain));
+        }
+        let RegionOptions { base, only_for } = options;
+        let again = Registration { pd: pd.0.id, memory: memory.clone(), access, base, stream: only_for };
+        let engines = self.pd.0.device.engines();
+        engines.end_key(self.key, |registry, key| registry.reregister(key, again))?;
+        (self.pd, self.memory, self.base, self.access) = (pd.clone(), memory, base, access);
+        Ok(())
+    }
+
     /// The key of the region, for work requests and peers.
     pub fn key(&self) -> STag {
         self.key
@@ -202,7 +223,7 @@ impl MemoryRegion {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use xwarp_rnic::rnic::{AsyncEvent, Object, QueuePairOptions};
+    use xwarp_rnic::rnic::{AsyncEvent, QueuePairOptions};
 
     use super::*;
     use crate::{

@@ -82,6 +82,42 @@ fn an_engine_sees_that_another_registered_a_fast_region_again() {
 }
 
 #[test]
+fn a_region_that_is_registered_again_keeps_its_key_and_loses_its_former_memory_and_rights() {
+    let mut first = Pair::new().b;
+    let (key, before) = first.region(4, 0, Access::REMOTE_WRITE);
+    let mut second = second_engine(&first);
+    let registry = first.rnic.registry();
+    second.take(&write(key, b"one ")).unwrap();
+    let memory = Memory::anonymous(4, Pages::Normal).unwrap();
+    let again = |pd, access| Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
+    registry.reregister(key, again(first.pd, Access::REMOTE_WRITE)).unwrap();
+    // As an engine that has not forgotten the key yet.
+    second.take(&write(key, b"two ")).unwrap();
+    assert_eq!((bytes(&before), bytes(&memory)), (b"one ".to_vec(), b"two ".to_vec()));
+    let other = registry.alloc_pd().unwrap();
+    registry.reregister(key, again(other, Access::REMOTE_WRITE)).unwrap();
+    let used = ResourceError::InUse(Object::ProtectionDomain, 1);
+    assert_eq!(registry.dealloc_pd(other), Err(used));
+    let (user, need) = (second.user(), Access::REMOTE_WRITE);
+    let opened = |end: &End| end.rnic.shared.keys.open(user, key, need, 0, 4).err();
+    assert_eq!(opened(&second), Some(keys::KeyError::Foreign));
+    registry.reregister(key, again(first.pd, Access::REMOTE_READ)).unwrap();
+    registry.dealloc_pd(other).unwrap();
+    assert_eq!(opened(&second), Some(keys::KeyError::Access));
+
+    let window = registry.alloc_window(first.pd).unwrap();
+    registry.reregister(key, again(first.pd, ALL)).unwrap();
+    let binding = Binding { region: key, offset: 0, len: 4, base: 0, access: Access::REMOTE_READ };
+    registry.with_keys(|keys| keys.bind(user, window, &binding)).unwrap();
+    let bound = Err(ResourceError::InUse(Object::Region, 1));
+    assert_eq!(registry.reregister(key, again(first.pd, Access::empty())), bound);
+    registry.dealloc_window(window).unwrap();
+    registry.deregister(key).unwrap();
+    let gone = Err(ResourceError::UnknownKey(key));
+    assert_eq!(registry.reregister(key, again(first.pd, ALL)), gone);
+}
+
+#[test]
 fn queue_pairs_of_all_engines_count_in_a_domain_and_have_different_ids() {
     let first = Pair::new().b;
     let mut second = second_engine(&first);
