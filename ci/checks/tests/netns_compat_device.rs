@@ -147,7 +147,7 @@ fn netns_compat_queue_pairs_of_one_host_connect_by_number() {
     let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
     let check = |said: &str| {
         assert!(said.contains("both directions"), "{said}");
-        assert!(said.contains("cannot be connected with itself"), "{said}");
+        assert!(said.contains("with itself"), "{said}");
     };
     check(&run(&lab, Side::A, &format!("{life} own")).unwrap());
     let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();

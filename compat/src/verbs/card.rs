@@ -182,12 +182,20 @@ impl Card {
         names.by_number.insert(qp.number(), Arc::downgrade(qp));
     }
 
+    /// Reserves the number of a companion.
+    pub fn add_companion(&self, qp: &Arc<Qp>, number: u32) {
+        lock(&self.names).by_number.insert(number, Arc::downgrade(qp));
+    }
+
     pub fn remove_qp(&self, qp: &Qp) {
         lock(&qp.context.owned).qps.remove(&qp.qp.id());
         qp.context.discard_events();
         let mut names = lock(&self.names);
         names.qps.remove(&qp.qp.id());
         names.by_number.remove(&qp.number());
+        if let Some(companion) = qp.companion_number() {
+            names.by_number.remove(&companion);
+        }
     }
 
     /// The object of an event that the program is about to get, which counts as unacknowledged: [`Self::remove_qp`] comes before, and

@@ -285,7 +285,7 @@ impl Pairs {
             match pair.step {
                 Step::Done(_) => return true,
                 _ if now >= pair.until => {
-                    let _ = qp.qp.abort();
+                    let _ = qp.half(pair.names.own_number).abort();
                     return false;
                 }
                 Step::ConnectAt(at) if now >= at => {
@@ -310,7 +310,7 @@ impl Pairs {
                             ord: limits.max_ord,
                             ..AcceptOptions::default()
                         };
-                        if request.id.accept(&qp.qp, options).is_ok() {
+                        if request.id.accept(qp.half(pair.names.own_number), options).is_ok() {
                             pair.step = Step::Connecting(request.id);
                         }
                     }
@@ -356,7 +356,8 @@ impl Pairs {
                     ord: limits.max_ord,
                     ..ConnectOptions::default()
                 };
-                pair.qp.upgrade().is_some_and(|qp| cm.connect(&qp.qp, options).is_ok())
+                let number = pair.names.own_number;
+                pair.qp.upgrade().is_some_and(|qp| cm.connect(qp.half(number), options).is_ok())
             }
             EventKind::Established { .. } => {
                 let step = std::mem::replace(&mut pair.step, Step::AwaitsRequest);
@@ -377,7 +378,7 @@ impl Pairs {
         if !going {
             pair.step = if pair.names.connects() {
                 if let Some(qp) = pair.qp.upgrade() {
-                    let _ = qp.qp.reset();
+                    let _ = qp.half(pair.names.own_number).reset();
                 }
                 Step::ConnectAt(Instant::now() + RETRY)
             } else {

@@ -163,7 +163,7 @@ pub extern "C" fn post_send(qp: Handle<Qp>, list: In<ibv_send_wr>, bad: Out<*mut
     if let Some(only) = next.get()
         && only.next.is_null()
     {
-        return match post_one(only, |request| when_connected(qp, || qp.qp.post_send(request))) {
+        return match post_one(only, |request| when_connected(qp, || qp.sender().post_send(request))) {
             Ok(()) => 0,
             Err(error) => fail(next, error),
         };
@@ -172,7 +172,7 @@ pub extern "C" fn post_send(qp: Handle<Qp>, list: In<ibv_send_wr>, bad: Out<*mut
     let batch = qp.qp.device().clone().into_batch();
     while let Some(request) = next.get() {
         if let Err(error) =
-            post_one(request, |request| when_connected(qp, || batch.post_send(&qp.qp, request)))
+            post_one(request, |request| when_connected(qp, || batch.post_send(qp.sender(), request)))
         {
             return fail(next, error);
         }

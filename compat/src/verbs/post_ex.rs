@@ -150,11 +150,11 @@ impl Draft {
             [] => Ok(()),
             [only] => {
                 let request = self.request(only);
-                when_connected(qp, || qp.qp.post_send(&request))
+                when_connected(qp, || qp.sender().post_send(&request))
             }
             all => when_connected(qp, || {
                 let requests = all.iter().map(|built| self.request(built));
-                qp.qp.post_send_all(requests).map_err(|error| error.source)
+                qp.sender().post_send_all(requests).map_err(|error| error.source)
             }),
         };
         posted.map_err(failure::post)

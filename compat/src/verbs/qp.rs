@@ -3,14 +3,14 @@
 use std::{
     ffi::c_int,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::{Access, Limits, QpState, QueuePair, QueuePairOptions};
+use xwarp_verbs::{Access, Limits, QpState, QueuePair, QueuePairOptions, ResourceError};
 
 use super::{
     card,
@@ -51,8 +51,12 @@ const PEER_WAIT: Duration = Duration::from_micros(200);
 pub struct Qp {
     pub c: CPart<ibv_qp_ex>,
     pub qp: QueuePair,
+    /// The sending half of a queue pair that is its own peer: both ends of its TCP connection need a queue pair.
+    companion: OnceLock<Companion>,
+    /// Whether requests go to the companion.
+    is_own_peer: AtomicBool,
     pub context: Arc<Context>,
-    _pd: Used<Pd>,
+    pd: Used<Pd>,
     cqs: [Used<Cq>; 2],
     _srq: Option<Used<Srq>>,
     number: u32,
@@ -75,6 +79,13 @@ pub struct Qp {
 
 object!(Qp: ibv_qp is qp_base of ibv_qp_ex);
 
+/// A second queue pair under the name of the first, in whose completions the program finds its own number.
+struct Companion {
+    qp: QueuePair,
+    /// Its number in the pairing.
+    number: u32,
+}
+
 /// Rounds requested capacities up to those that a queue pair gets. A queue pair with a shared receive queue has no receives of
 /// its own.
 fn grant_capacities(cap: &mut ibv_qp_cap, limits: &Limits, has_srq: bool) {
@@ -89,6 +100,19 @@ fn grant_capacities(cap: &mut ibv_qp_cap, limits: &Limits, has_srq: bool) {
     cap.max_inline_data = cap.max_inline_data.max(INLINE_BYTES);
     if has_srq {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+}
+
+fn options(number: u32, cap: &ibv_qp_cap, sq_sig_all: c_int) -> QueuePairOptions {
+    QueuePairOptions {
+        context: number.into(),
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+        signal_all: sq_sig_all != 0,
+        ..QueuePairOptions::default()
     }
 }
 
@@ -111,16 +135,7 @@ impl Qp {
         grant_capacities(&mut init.cap, &pd.context.card.device.attributes().limits, srq.is_some());
         let cap = &init.cap;
         let number = pd.context.card.qp_number();
-        let options = QueuePairOptions {
-            context: number.into(),
-            max_send_wr: cap.max_send_wr,
-            max_recv_wr: cap.max_recv_wr,
-            max_send_sge: cap.max_send_sge,
-            max_recv_sge: cap.max_recv_sge,
-            max_inline_data: cap.max_inline_data,
-            signal_all: init.sq_sig_all != 0,
-            ..QueuePairOptions::default()
-        };
+        let options = options(number, cap, init.sq_sig_all);
         let qp = match &srq {
             Some(srq) => pd.pd.create_qp_with_srq(&send_cq.cq, &recv_cq.cq, &srq.srq, options),
             None => pd.pd.create_qp(&send_cq.cq, &recv_cq.cq, options),
@@ -139,7 +154,9 @@ impl Qp {
             c: CPart::new(c),
             qp,
             context: Arc::clone(&context),
-            _pd: Used::of(pd),
+            pd: Used::of(pd),
+            companion: OnceLock::new(),
+            is_own_peer: AtomicBool::new(false),
             cqs: [Used::of(&send_cq), Used::of(&recv_cq)],
             _srq: srq.as_ref().map(Used::of),
             number,
@@ -163,9 +180,41 @@ impl Qp {
         self.number
     }
 
+    /// The number of its companion, if it ever was its own peer.
+    pub fn companion_number(&self) -> Option<u32> {
+        self.companion.get().map(|companion| companion.number)
+    }
+
+    /// The queue pair of the engine that sends its requests.
+    #[inline]
+    pub fn sender(&self) -> &QueuePair {
+        if self.is_own_peer.load(Ordering::Acquire)
+            && let Some(companion) = self.companion.get()
+        {
+            return &companion.qp;
+        }
+        &self.qp
+    }
+
+    /// The queue pair of the engine that has `number` in the pairing.
+    pub fn half(&self, number: u32) -> &QueuePair {
+        let companion = self.companion.get().filter(|companion| companion.number == number);
+        companion.map_or(&self.qp, |companion| &companion.qp)
+    }
+
+    /// Calls `f` with the queue pairs of the engine that are connected for it.
+    fn each_half(&self, f: impl Fn(&QueuePair) -> Result<(), ResourceError>) -> Result<(), Errno> {
+        f(&self.qp).map_err(failure::resource)?;
+        if self.is_own_peer.load(Ordering::Acquire) {
+            f(self.sender()).map_err(failure::resource)
+        } else {
+            Ok(())
+        }
+    }
+
     /// The state for the program: the one that it set, until the connection determines the state.
     fn state(&self) -> c_int {
-        match self.qp.state() {
+        match self.sender().state() {
             QpState::Idle => {
                 let set = lock(&self.attributes).qp_state;
                 if self.is_paired.load(Ordering::Acquire) { set } else { set.min(qp_state::RTR) }
@@ -229,7 +278,7 @@ impl Qp {
             (_, qp_state::ERR) => {
                 // From here on, the program expects its work to be flushed.
                 self.set_state(qp_state::ERR);
-                self.qp.abort().map_err(failure::resource)?;
+                self.each_half(QueuePair::abort)?;
             }
             // The connection manager has connected: a program that sets the states itself does so afterwards (rping -q).
             (qp_state::RTS, qp_state::INIT | qp_state::RTR)
@@ -245,7 +294,7 @@ impl Qp {
             }
             (qp_state::INIT, qp_state::RTR) if mask & qp_mask::AV != 0 => self.pair(attributes)?,
             // iWARP's state for "no further sends" is Closing, from which there is no way back (as with siw and iw_cxgb4).
-            (qp_state::RTS, qp_state::SQD) => self.qp.disconnect().map_err(failure::resource)?,
+            (qp_state::RTS, qp_state::SQD) => self.sender().disconnect().map_err(failure::resource)?,
             // The connection manager connects; these steps of programs that set the states themselves do nothing more.
             (qp_state::RESET | qp_state::INIT, qp_state::INIT)
             | (qp_state::INIT | qp_state::RTR, qp_state::RTR)
@@ -277,14 +326,33 @@ impl Qp {
         if names.peer.is_ipv4() != local.is_ipv4() {
             return Err(Errno::EINVAL);
         }
-        if names.peer == names.local && names.peer_number == names.own_number {
-            failure::explain(&"a queue pair cannot be connected with itself: connect two queue pairs");
-            return Err(Errno::EOPNOTSUPP);
-        }
         let pairing = card.pairing()?;
         self.is_paired.store(true, Ordering::Release);
-        pairing.add(self, names);
+        if names.peer == names.local && names.peer_number == names.own_number {
+            let companion = self.add_companion()?;
+            self.is_own_peer.store(true, Ordering::Release);
+            pairing.add(self, Names { own_number: companion, ..names });
+            pairing.add(self, Names { peer_number: companion, ..names });
+        } else {
+            pairing.add(self, names);
+        }
         Ok(())
+    }
+
+    /// The number of the companion, which is created the first time. It takes no receives.
+    fn add_companion(self: &Arc<Self>) -> Result<u32, Errno> {
+        if let Some(number) = self.companion_number() {
+            return Ok(number);
+        }
+        let cap = ibv_qp_cap { max_recv_wr: 0, max_recv_sge: 0, ..self.cap };
+        let options = options(self.number, &cap, self.sq_sig_all);
+        let [send_cq, recv_cq] = &self.cqs;
+        let qp = self.pd.pd.create_qp(&send_cq.cq, &recv_cq.cq, options).map_err(failure::resource)?;
+        let number = self.context.card.qp_number();
+        // A program that calls this from two threads has one companion.
+        let number = self.companion.get_or_init(|| Companion { qp, number }).number;
+        self.context.card.add_companion(self, number);
+        Ok(number)
     }
 
     /// Whether the peer of a queue pair that is connected by number has left, while the program still uses it.
@@ -297,6 +365,9 @@ impl Qp {
             && let Ok(pairing) = self.context.card.pairing()
         {
             pairing.remove(self.number);
+            if let Some(companion) = self.companion_number() {
+                pairing.remove(companion);
+            }
         }
     }
 
@@ -308,7 +379,7 @@ impl Qp {
             return false;
         }
         let begin = Instant::now();
-        while self.qp.state() == QpState::Idle && begin.elapsed() < pairing::LIMIT {
+        while self.sender().state() == QpState::Idle && begin.elapsed() < pairing::LIMIT {
             self.qp.device().progress();
             std::thread::sleep(PEER_WAIT);
         }
@@ -317,16 +388,20 @@ impl Qp {
 
     /// Resets the queue pair; an existing connection ends first.
     fn reset(&self) -> Result<(), Errno> {
-        if self.qp.state() != QpState::Idle {
-            self.qp.abort().map_err(failure::resource)?;
-        }
         let begin = Instant::now();
-        while let Err(error) = self.qp.reset() {
-            if begin.elapsed() > RESET_WAIT {
-                return Err(failure::resource(error));
+        self.each_half(|half| {
+            if half.state() != QpState::Idle {
+                half.abort()?;
             }
-            self.qp.device().progress();
-        }
+            while let Err(error) = half.reset() {
+                if begin.elapsed() > RESET_WAIT {
+                    return Err(error);
+                }
+                half.device().progress();
+            }
+            Ok(())
+        })?;
+        self.is_own_peer.store(false, Ordering::Release);
         Ok(())
     }
 

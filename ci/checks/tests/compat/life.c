@@ -116,6 +116,15 @@ struct end {
     char memory[4096];
 };
 
+static void initialize(struct end *end)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+                               .port_num = 1,
+                               .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
+    if (ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+        fail("INIT");
+}
+
 static void make_end(struct end *end, struct ibv_context *context)
 {
     end->context = context;
@@ -128,11 +137,7 @@ static void make_end(struct end *end, struct ibv_context *context)
                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     if (!end->qp || !end->mr || ibv_query_gid(context, 1, 0, &end->gid))
         fail("make_end");
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
-                               .port_num = 1,
-                               .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
-    if (ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
-        fail("INIT");
+    initialize(end);
 }
 
 static int connect_end(struct end *end, union ibv_gid gid, uint32_t number)
@@ -158,19 +163,69 @@ static int connect_end(struct end *end, union ibv_gid gid, uint32_t number)
     return 0;
 }
 
-static void completes(struct end *end, enum ibv_wc_opcode opcode)
+static enum ibv_wc_opcode completed(struct end *end)
 {
     struct ibv_wc wc;
     int found;
     while (!(found = ibv_poll_cq(end->cq, 1, &wc)))
         ;
-    if (found < 0 || wc.status != IBV_WC_SUCCESS || wc.opcode != opcode) {
-        printf("a completion: %s, opcode %d\n", ibv_wc_status_str(wc.status), wc.opcode);
+    if (found < 0 || wc.status != IBV_WC_SUCCESS || wc.qp_num != end->qp->qp_num) {
+        printf("a completion: %s, opcode %d, of %u\n", ibv_wc_status_str(wc.status), wc.opcode, wc.qp_num);
         _Exit(1);
     }
+    return wc.opcode;
 }
 
-// own: two queue pairs of this process exchange data by number; one with itself is refused.
+// A Send, and an RDMA Read of what it carried. Both ends may be one.
+static void exchange(struct end *from, struct end *to, int letter)
+{
+    struct ibv_sge to_here = {(uintptr_t)to->memory + 2048, 2048, to->mr->lkey};
+    struct ibv_recv_wr receive = {.sg_list = &to_here, .num_sge = 1}, *bad_receive;
+    memset(from->memory, letter, 2048);
+    struct ibv_sge from_here = {(uintptr_t)from->memory, 2048, from->mr->lkey};
+    struct ibv_send_wr send = {.sg_list = &from_here, .num_sge = 1, .opcode = IBV_WR_SEND,
+                               .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad;
+    if (ibv_post_recv(to->qp, &receive, &bad_receive) || ibv_post_send(from->qp, &send, &bad))
+        fail("post");
+    enum ibv_wc_opcode arrived = completed(to), sent = completed(from);
+    if (arrived + sent != IBV_WC_RECV + IBV_WC_SEND || (from != to && sent != IBV_WC_SEND))
+        fail("other completions");
+    if (to->memory[2048] != letter || to->memory[4095] != letter)
+        fail("other bytes arrived");
+    struct ibv_send_wr read = {.sg_list = &from_here, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+                               .send_flags = IBV_SEND_SIGNALED,
+                               .wr.rdma = {(uintptr_t)to->memory + 2048, to->mr->rkey}};
+    memset(from->memory, 0, 2048);
+    if (ibv_post_send(from->qp, &read, &bad))
+        fail("post");
+    if (completed(from) != IBV_WC_RDMA_READ || from->memory[0] != letter || from->memory[2047] != letter)
+        fail("other bytes were read");
+}
+
+// A wrong key ends the connection with itself, and a reset prepares the next one.
+static void refuse_own(struct end *end)
+{
+    struct ibv_sge here = {(uintptr_t)end->memory, 64, end->mr->lkey};
+    struct ibv_send_wr read = {.sg_list = &here, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+                               .send_flags = IBV_SEND_SIGNALED,
+                               .wr.rdma = {(uintptr_t)end->memory, end->mr->rkey + 256}};
+    struct ibv_send_wr *bad;
+    struct ibv_wc wc;
+    int found;
+    if (ibv_post_send(end->qp, &read, &bad))
+        fail("post");
+    while (!(found = ibv_poll_cq(end->cq, 1, &wc)))
+        ;
+    if (found < 0 || wc.status != IBV_WC_REM_ACCESS_ERR || wc.qp_num != end->qp->qp_num)
+        fail("a wrong key is no error");
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    if (ibv_modify_qp(end->qp, &attr, IBV_QP_STATE))
+        fail("RESET");
+    initialize(end);
+}
+
+// own: a queue pair exchanges data with itself, then two of this process with each other, by number.
 static void connect_own(void)
 {
     static struct end ends[2];
@@ -180,37 +235,22 @@ static void connect_own(void)
         fail("ibv_open_device");
     for (int i = 0; i < 2; i++)
         make_end(&ends[i], context);
-    if (!connect_end(&ends[0], ends[0].gid, ends[0].qp->qp_num))
-        fail("a queue pair is its own peer");
-    printf("with itself: %s\n", strerror(errno));
+    for (int round = 0; round < 2; round++) {
+        if (connect_end(&ends[0], ends[0].gid, ends[0].qp->qp_num))
+            fail("RTR with itself");
+        exchange(&ends[0], &ends[0], 'x' + round);
+        refuse_own(&ends[0]);
+    }
+    printf("with itself\n");
     for (int i = 0; i < 2; i++)
         if (connect_end(&ends[i], ends[!i].gid, ends[!i].qp->qp_num))
             fail("RTR");
-    for (int i = 0; i < 2; i++) {
-        struct end *from = &ends[i], *to = &ends[!i];
-        struct ibv_sge to_here = {(uintptr_t)to->memory + 2048, 2048, to->mr->lkey};
-        struct ibv_recv_wr receive = {.sg_list = &to_here, .num_sge = 1}, *bad_receive;
-        memset(from->memory, 'a' + i, 2048);
-        struct ibv_sge from_here = {(uintptr_t)from->memory, 2048, from->mr->lkey};
-        struct ibv_send_wr send = {.sg_list = &from_here, .num_sge = 1, .opcode = IBV_WR_SEND,
-                                   .send_flags = IBV_SEND_SIGNALED};
-        struct ibv_send_wr *bad;
-        if (ibv_post_recv(to->qp, &receive, &bad_receive) || ibv_post_send(from->qp, &send, &bad))
-            fail("post");
-        completes(to, IBV_WC_RECV);
-        completes(from, IBV_WC_SEND);
-        if (to->memory[2048] != 'a' + i || to->memory[4095] != 'a' + i)
-            fail("other bytes arrived");
-        struct ibv_send_wr read = {.sg_list = &from_here, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
-                                   .send_flags = IBV_SEND_SIGNALED,
-                                   .wr.rdma = {(uintptr_t)to->memory + 2048, to->mr->rkey}};
-        memset(from->memory, 0, 2048);
-        if (ibv_post_send(from->qp, &read, &bad))
-            fail("post");
-        completes(from, IBV_WC_RDMA_READ);
-        if (from->memory[0] != 'a' + i || from->memory[2047] != 'a' + i)
-            fail("other bytes were read");
-    }
+    for (int i = 0; i < 2; i++)
+        exchange(&ends[i], &ends[!i], 'a' + i);
+    for (int i = 0; i < 2; i++)
+        if (ibv_destroy_qp(ends[i].qp) || ibv_destroy_cq(ends[i].cq) || ibv_dereg_mr(ends[i].mr) ||
+            ibv_dealloc_pd(ends[i].pd))
+            fail("destroy");
     printf("both directions\n");
 }
 
