@@ -17,6 +17,8 @@ TEST_PACKAGES+=(libevent-dev libuv1-dev libasio-dev g++)
 TEST_PACKAGES+=(ibverbs-utils rdmacm-utils perftest qperf libfabric-bin libibverbs-dev librdmacm-dev)
 # systemd-analyze judges the unit of xwarpd.
 TEST_PACKAGES+=(systemd)
+# The suite of pyverbs, and storage over RDMA.
+TEST_PACKAGES+=(python3-pyverbs fio)
 # Root file systems of other releases (ci/distributions).
 TEST_PACKAGES+=(mmdebstrap)
 

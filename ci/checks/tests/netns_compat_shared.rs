@@ -63,6 +63,20 @@ fn netns_compat_shared_both_ends_are_on_one_host() {
     }
 }
 
+/// perftest's own connection is one of the kernel's TCP; its queue pairs are connected by their numbers.
+#[test]
+fn netns_compat_shared_queue_pairs_of_one_host_are_connected_by_number() {
+    let (lab, shared) = lab();
+    let address = lab.address(Side::A, Family::V4);
+    let on_host = |line: &str| start_shared(&lab, &shared, line);
+    for line in ["ib_write_bw -F -x 0 -n 200 -s 16384", "ib_send_lat -F -x 0 -n 200 -s 64"] {
+        let mut server = on_host(line).unwrap();
+        let client = format!("{line} {address}");
+        connect_by(&mut server, &client, || on_host(&client)).unwrap_or_else(|error| panic!("{error:#}"));
+        server.finish(LIMIT).unwrap();
+    }
+}
+
 /// A wildcard listener has its port on each interface, also where a helper reserves it.
 #[test]
 fn netns_compat_shared_a_wildcard_listener_accepts_through_every_interface() {

@@ -1,0 +1,161 @@
+//! Test suites and storage programs that users run, over the drop-in libraries.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use xwarp_checks::{
+    lab::{Family, Lab, LabOptions, Side},
+    process::Running,
+    shared::SharedInterface,
+    unmodified::{LIMIT, start_with},
+};
+
+const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+/// Time limit of pyverbs' suite, most of whose tests take some milliseconds.
+const SUITE_LIMIT: Duration = Duration::from_mins(5);
+/// Set to write the file of expected outcomes instead of comparing with it. The reasons of known outcomes are kept.
+const WRITE: &str = "XWARP_WRITE_TABLES";
+
+fn lab() -> Lab {
+    Lab::up(LabOptions { mtu: 9000, ..LabOptions::default() }).unwrap()
+}
+
+/// Starts `line` as root at a side, over an interface that a helper shares.
+fn start_beside(lab: &Lab, side: Side, shared: &SharedInterface, line: &str) -> Running {
+    start_with(lab, side, &[("XWARP_HELPER", shared.socket().to_str().unwrap())], line).unwrap()
+}
+
+fn compat_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name)
+}
+
+/// The outcome of each test, and after `#` the reason for it.
+fn expected(text: &str) -> BTreeMap<&str, (&str, &str)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (found, reason) = line.split_once(" # ").unwrap_or((line, ""));
+            let (outcome, name) = found.split_once(' ').unwrap();
+            (name, (outcome, reason))
+        })
+        .collect()
+}
+
+/// The outcomes that the suite printed.
+fn found(said: &str) -> BTreeMap<&str, (&str, &str)> {
+    let outcomes: BTreeMap<&str, (&str, &str)> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("outcome "))
+        .map(|line| {
+            let mut words = line.splitn(3, ' ');
+            let (outcome, name) = (words.next().unwrap(), words.next().unwrap());
+            (name, (outcome, words.next().unwrap_or_default()))
+        })
+        .collect();
+    assert!(said.contains(&format!("ran {} tests", outcomes.len())), "{said}");
+    outcomes
+}
+
+/// Writes the file of expected outcomes, with the known reasons of the outcomes that did not change.
+fn rewrite(file: &Path, text: &str, outcomes: &BTreeMap<&str, (&str, &str)>) {
+    let known = expected(text);
+    let head = text.lines().take_while(|line| line.starts_with('#'));
+    let mut new: String = head.flat_map(|line| [line, "\n"]).collect();
+    for (name, (outcome, said)) in outcomes {
+        let reason = match known.get(name) {
+            Some((before, reason)) if before == outcome => reason,
+            _ => said,
+        };
+        let reason = if reason.is_empty() { String::new() } else { format!(" # {reason}") };
+        writeln!(new, "{outcome} {name}{reason}").unwrap();
+    }
+    fs::write(file, new).unwrap();
+}
+
+/// The suite of pyverbs, whose tests open and close the device again and again in one process. A file says which tests do not
+/// pass, and why.
+#[test]
+fn netns_compat_pyverbs_own_suite_ends_as_expected() {
+    let lab = lab();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let (program, copy) = (compat_file("pyverbs_suite.py"), lab.file("suite"));
+    let line = format!("--sysfs /usr/bin/python3 {} {} --dev xw0", program.display(), copy.display());
+    let mut suite = start_beside(&lab, Side::A, &shared, &line);
+    let status = suite.wait(SUITE_LIMIT);
+    let said = suite.output();
+    assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{status:?}\n{said}");
+
+    let (file, found) = (compat_file("pyverbs_outcomes.txt"), found(&said));
+    let text = fs::read_to_string(&file).unwrap_or_default();
+    if env::var_os(WRITE).is_some() {
+        return rewrite(&file, &text, &found);
+    }
+    let known = expected(&text);
+    let mut changes = String::new();
+    for name in found.keys().chain(known.keys().filter(|name| !found.contains_key(*name))) {
+        let (now, before) = (found.get(name), known.get(name));
+        if now.map(|(outcome, _)| outcome) != before.map(|(outcome, _)| outcome) {
+            writeln!(changes, "{name}: expected {before:?}, is {now:?}").unwrap();
+        }
+    }
+    assert!(changes.is_empty(), "{changes}(with {WRITE}=1 this test writes {})", file.display());
+    for (name, (outcome, reason)) in known {
+        assert!(outcome == "ok" || !reason.is_empty(), "{name} has no reason in {}", file.display());
+    }
+}
+
+/// The jobs of fio: each is a process, and has a connection.
+fn fio_jobs(options: &str) -> String {
+    let jobs = [7101, 7102].map(|port| format!("[port{port}]\nport={port}\n"));
+    let common = "ioengine=rdma\nbs=16k\nsize=4m\niodepth=4\nverify_state_save=0\n";
+    format!("[global]\n{common}{options}{}", jobs.concat())
+}
+
+/// Sends from side B to side A by fio with these options of the sender. Returns whether the receiver found what it expected, and its
+/// output.
+fn fio(sender: &str) -> (bool, String) {
+    let lab = lab();
+    let near = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let far = SharedInterface::start_beyond(&lab, HELPER).unwrap();
+    let address = lab.address(Side::A, Family::V4);
+    let [receive, send] = ["receive", "send"].map(|name| lab.file(name).with_extension("fio"));
+    fs::write(&receive, fio_jobs("rw=read\nverify=crc32c\n")).unwrap();
+    fs::write(&send, fio_jobs(&format!("rw=write\nhostname={address}\nverb=send\n{sender}"))).unwrap();
+    let mut receiver = start_beside(&lab, Side::A, &near, &format!("fio {}", receive.display()));
+    for port in [7101, 7102] {
+        await_listener_beyond(&lab, (address, port).into());
+    }
+    let sender = start_beside(&lab, Side::B, &far, &format!("fio {}", send.display()));
+    let status = receiver.wait(LIMIT).unwrap();
+    if status.success() {
+        sender.finish(LIMIT).unwrap();
+    }
+    (status.success(), receiver.output())
+}
+
+/// Waits until side A listens at `address`, by connecting with the kernel of side B.
+fn await_listener_beyond(lab: &Lab, address: std::net::SocketAddr) {
+    let end = Instant::now() + LIMIT;
+    let connect = || lab.within(Side::B, || std::net::TcpStream::connect_timeout(&address, LIMIT)).unwrap();
+    while let Err(error) = connect() {
+        assert!(Instant::now() < end, "nobody listens at {address}: {error}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+#[ignore = "slow: run by ./ci/test --slow"]
+fn netns_compat_fio_verifies_data_of_two_processes() {
+    let (verified, said) = fio("verify=crc32c\ndo_verify=0\n");
+    assert!(verified && said.matches("err= 0").count() == 2, "{said}");
+    // The receiver does check: blocks without fio's checksum are refused.
+    let (verified, said) = fio("");
+    assert!(!verified && said.contains("verify: bad magic header"), "{said}");
+}
