@@ -94,6 +94,16 @@ pub(crate) fn attach(
     })
 }
 
+/// Attaches to an interface that this process has made, and on which nobody else's program can be. Asking the kernel what is there
+/// would return all interfaces of the namespace.
+pub(crate) fn attach_to_own(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    mode: AttachMode,
+) -> Result<OwnedFd, AttachError> {
+    Ok(create_link(program, ifindex, libbpf_sys::BPF_XDP, mode.flags())?)
+}
+
 /// Attaches a tc program to the ingress of interface `ifindex` of the calling thread's network namespace, behind the
 /// programs that are attached already.
 pub(crate) fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {

@@ -105,7 +105,7 @@ impl Switch {
     /// # Errors
     /// A kernel without native XDP on veth.
     pub fn attach_behind_relay(&self, ifindex: u32) -> Result<OwnedFd, AttachError> {
-        attach::attach(self.uplink.as_fd(), ifindex, AttachMode::Native, false)
+        attach::attach_to_own(self.uplink.as_fd(), ifindex, AttachMode::Native)
     }
 
     /// The maps that the program of a relay shares.
@@ -126,7 +126,7 @@ impl Switch {
     /// # Errors
     /// A kernel without native XDP on veth.
     pub fn attach_far(&self, far: u32) -> Result<OwnedFd, AttachError> {
-        attach::attach(self.to_xsk.as_fd(), far, AttachMode::Native, false)
+        attach::attach_to_own(self.to_xsk.as_fd(), far, AttachMode::Native)
     }
 
     /// Connects the client of `slot` (1 to 4095): the ends of its pair, of which the near one is an interface of the calling
@@ -144,7 +144,7 @@ impl Switch {
         mode: AttachMode,
     ) -> Result<PairLinks, AttachError> {
         let failed = |error: ProgramError| AttachError::System(std::io::Error::other(error));
-        let near_link = attach::attach(self.port.as_fd(), near, mode, false)?;
+        let near_link = attach::attach_to_own(self.port.as_fd(), near, mode)?;
         for end in [near, far] {
             let doing = "adding a client to the switch";
             let added = self.slots.update(&end.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
