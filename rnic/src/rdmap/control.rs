@@ -105,7 +105,8 @@ pub struct InvalidControl(pub RdmapError);
 
 impl Control {
     /// Parses the field, on a connection with these versions. Reserved bits are ignored.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each segment calls it once")]
+    #[inline(always)]
     pub fn parse(byte: u8, versions: Versions) -> Result<Self, InvalidControl> {
         let (version, opcode) = (byte >> 6, byte & 0x0f);
         if version != versions.number() {

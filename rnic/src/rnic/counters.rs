@@ -130,6 +130,8 @@ impl StreamCounters {
     }
 
     /// Counts a placed segment.
+    #[expect(clippy::inline_always, reason = "see `QueuePair::take_first`")]
+    #[inline(always)]
     pub(super) fn placed(&mut self, segment: &Segment, arrival: Arrival) {
         let ddp = &mut self.ddp;
         let (total, len) = match segment {

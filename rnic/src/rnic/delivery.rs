@@ -3,12 +3,11 @@
 //!
 //! [`Ulp::deliver`]: xwarp_tcp::ulp::Ulp::deliver
 
-use std::ops::Range;
-
 use super::{
     Opcode, Shared, WorkCompletion,
+    coverage::Incomplete,
     pieces::Stretches,
-    placement::{Body, Refused, Segment},
+    placement::{Body, Detail, Refused, Segment},
     qp::{Asked, AskedKind, QueuePair, ToAnswer, Written},
     send_queue::{Position, Progress},
     work::{Access, Operation, WcStatus},
@@ -36,14 +35,14 @@ impl QueuePair {
         match body {
             Body::Send { invalidate, solicited } => {
                 let invalidate = invalidate.then(|| STag::new(seen.header.word));
-                self.deliver_send(shared, seen, invalidate, solicited)
+                self.deliver_send(shared, seen, self.rq.first(), invalidate, solicited)
             }
             Body::Immediate { data, solicited } => self.deliver_immediate(shared, seen, data, solicited),
             Body::ReadRequest(request) => self.deliver_read_request(shared, seen, request),
             Body::AtomicRequest(request) => self.deliver_atomic_request(shared, seen, request),
             Body::AtomicResponse(response) => self.deliver_atomic_response(shared, seen, response),
             Body::Rtr => {
-                due(seen, self.rx.send_msn)?;
+                due::<Refused>(seen, self.rx.send_msn)?;
                 self.rx.send_msn = self.rx.send_msn.next();
                 Ok(())
             }
@@ -61,7 +60,7 @@ impl QueuePair {
         data: [u8; 8],
         solicited: bool,
     ) -> Result<(), Refused> {
-        due(seen, self.rx.send_msn)?;
+        due::<Refused>(seen, self.rx.send_msn)?;
         if !self.rx.send_coverage.is_whole(0) {
             // Segments of a Send with this MSN were already delivered.
             return Err(seen.refused(RdmapError::UnexpectedOpcode));
@@ -78,46 +77,31 @@ impl QueuePair {
         Ok(())
     }
 
-    /// [`Self::deliver_send`] of the bytes `place` of the next message, whose receive is `wr_id`, if that is possible without an
-    /// error; otherwise returns false.
-    #[expect(clippy::inline_always, reason = "each message calls it once")]
+    /// Delivers a segment of the next Send, whose receive is `receive`.
+    #[expect(clippy::inline_always, reason = "see `Self::take_first`")]
     #[inline(always)]
-    pub(super) fn deliver_usual_send(
-        &mut self,
-        shared: &mut Shared,
-        place: Range<u64>,
-        last: bool,
-        solicited: bool,
-        wr_id: u64,
-    ) -> bool {
-        let Range { start, end } = place;
-        let Ok(complete) = self.rx.send_coverage.fill(start, end, last) else { return false };
-        self.counters.ddp.untagged_bytes += end - start;
-        if complete {
-            self.complete_send(shared, Some(wr_id), end as u32, None, solicited);
-        }
-        true
-    }
-
-    pub(super) fn deliver_send(
+    pub(super) fn deliver_send<D: Detail>(
         &mut self,
         shared: &mut Shared,
         seen: Seen<Untagged>,
+        receive: Option<u64>,
         invalidate: Option<STag>,
         solicited: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), D> {
         due(seen, self.rx.send_msn)?;
-        let invalid_mo = || Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into());
+        let invalid_mo =
+            |Incomplete| D::of(|| Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into()));
         let start = u64::from(seen.header.mo);
         let end = start + u64::from(seen.len);
-        if !self.rx.send_coverage.fill(start, end, seen.header.last).map_err(|_| invalid_mo())? {
+        if !self.rx.send_coverage.fill(start, end, seen.header.last).map_err(invalid_mo)? {
             return Ok(());
         }
         if let Some(stag) = invalidate {
-            shared.keys.invalidate_remotely(self.user(), stag).map_err(|error| seen.refused(error))?;
+            let invalidated = shared.keys.invalidate_remotely(self.user(), stag);
+            invalidated.map_err(|error| D::of(|| seen.refused(error)))?;
             self.counters.rdmap.invalidated_by_peer += 1;
         }
-        self.complete_send(shared, self.rq.first(), end as u32, invalidate, solicited);
+        self.complete_send(shared, receive, end as u32, invalidate, solicited);
         Ok(())
     }
 
@@ -187,7 +171,7 @@ impl QueuePair {
         seen: Seen<Untagged>,
         same_kind: impl Fn(&ToAnswer) -> bool,
     ) -> Result<(), Refused> {
-        due(seen, self.rx.request_msn)?;
+        due::<Refused>(seen, self.rx.request_msn)?;
         let ird = usize::from(self.ird);
         let to_answer = &self.tx.to_answer;
         if to_answer.len() >= ird && to_answer.iter().filter(|asked| same_kind(asked)).count() >= ird {
@@ -257,7 +241,7 @@ impl QueuePair {
         seen: Seen<Untagged>,
         response: AtomicResponse,
     ) -> Result<(), Refused> {
-        due(seen, self.rx.atomic_msn)?;
+        due::<Refused>(seen, self.rx.atomic_msn)?;
         let Some(&Asked { position: Some(position), kind: AskedKind::Atomic { id } }) = self.rx.asked.front()
         else {
             return Err(seen.refused(RdmapError::UnexpectedOpcode));
@@ -307,6 +291,6 @@ impl QueuePair {
 }
 
 /// Checks that this is the next message on its queue.
-fn due(seen: Seen<Untagged>, expected: Msn) -> Result<(), Refused> {
-    if seen.header.msn == expected { Ok(()) } else { Err(seen.refused(DdpError::MsnRange)) }
+fn due<D: Detail>(seen: Seen<Untagged>, expected: Msn) -> Result<(), D> {
+    if seen.header.msn == expected { Ok(()) } else { Err(D::of(|| seen.refused(DdpError::MsnRange))) }
 }

@@ -98,7 +98,7 @@ use self::{
     grant::Keys,
     keys::User,
     phase::{Closes, Phase},
-    placement::{Refused, Segment},
+    placement::{Refused, Segment, Undescribed},
     qp::{Ending, QueuePair},
     send_queue::Progress,
     table::{PartTable, id},
@@ -317,8 +317,10 @@ impl Ulp for Rnic {
         if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
             return qp.refuse_data(shared);
         }
-        let usual = qp.codec().read_usual(ulpdu).is_some_and(|segment| qp.take_usual(shared, segment));
-        let taken = if usual { Ok(()) } else { qp.take_other(shared, ulpdu) };
+        let taken = match qp.take_first(shared, ulpdu) {
+            Ok(()) => Ok(()),
+            Err(Undescribed) => qp.take_any(shared, ulpdu),
+        };
         if !self.shared.overflowed.is_empty() {
             self.end_overflowed();
         }
@@ -390,9 +392,9 @@ impl QueuePair {
         self.place(shared, received, arrival)
     }
 
-    /// Places a segment in order and delivers it.
+    /// Places a segment of any kind in order and delivers it.
     #[inline(never)]
-    fn take_other(&mut self, shared: &mut Shared, ulpdu: &Ulpdu<'_>) -> Result<(), Refusal> {
+    fn take_any(&mut self, shared: &mut Shared, ulpdu: &Ulpdu<'_>) -> Result<(), Refusal> {
         let arrival = Arrival::InOrder;
         let taken = self.read_and_place(shared, ulpdu, arrival).and_then(|segment| {
             self.counters.placed(&segment, arrival);

@@ -7,7 +7,7 @@
 //! [`Ulp::place`]: xwarp_tcp::ulp::Ulp::place
 #![deny(clippy::indexing_slicing)]
 
-use xwarp_tcp::ulp::Arrival;
+use xwarp_tcp::ulp::{Arrival, Ulpdu};
 
 use super::{
     Shared,
@@ -26,7 +26,7 @@ use crate::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
         READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
-    segment::{Quote, Received, Seen, SegmentPayload, Unreadable, Usual},
+    segment::{Quote, Received, Seen, SegmentPayload, Unreadable},
 };
 
 /// Bytes of Immediate Data.
@@ -89,6 +89,30 @@ pub(crate) enum Refused {
     Answer(WcStatus, StreamError, Quote),
 }
 
+/// How the rejection of a segment is described. A rule that [`QueuePair::take_first`] shares with the general
+/// path is written once, for both types.
+pub(crate) trait Detail {
+    fn of(describe: impl FnOnce() -> Refused) -> Self;
+}
+
+/// A rejection without a description, because preparing one costs more than processing a segment of a Write or a Send: the general arm
+/// processes the segment once more. What was done until then, up to writing the payload, has no further effect when it is done again.
+pub(crate) struct Undescribed;
+
+impl Detail for Undescribed {
+    #[inline]
+    fn of(_: impl FnOnce() -> Refused) -> Self {
+        Self
+    }
+}
+
+impl Detail for Refused {
+    #[inline]
+    fn of(describe: impl FnOnce() -> Self) -> Self {
+        describe()
+    }
+}
+
 impl From<Unreadable> for Refused {
     fn from(Unreadable { error, quote }: Unreadable) -> Self {
         Self::Stream(error, quote)
@@ -122,7 +146,7 @@ where
 }
 
 /// Copies `payload` to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only, or is gone.
-#[expect(clippy::inline_always, reason = "see `QueuePair::take_usual`")]
+#[expect(clippy::inline_always, reason = "see `QueuePair::take_first`")]
 #[inline(always)]
 fn copy_to(payload: SegmentPayload<'_, '_>, extent: &Extent, start: u64) -> bool {
     let Some(memory) = extent.one_memory() else {
@@ -135,7 +159,7 @@ fn copy_to(payload: SegmentPayload<'_, '_>, extent: &Extent, start: u64) -> bool
 }
 
 /// Copies `payload` to `receive`, from byte `mo` on, where it fits; returns false if the user has no access to the memory.
-#[expect(clippy::inline_always, reason = "see `QueuePair::take_usual`")]
+#[expect(clippy::inline_always, reason = "see `QueuePair::take_first`")]
 #[inline(always)]
 fn copy_to_receive(
     payload: SegmentPayload<'_, '_>,
@@ -186,9 +210,38 @@ fn copy_to_stretches(payload: SegmentPayload<'_, '_>, mut stretches: Stretches<'
 }
 
 impl QueuePair {
-    /// Places a segment. Early placement changes only the target memory and the binding of a shared queue's receive to
-    /// the message.
-    #[inline]
+    /// Places a segment in order and delivers it, if it is one of an RDMA Write or a Send with DDP, as nearly all are, and nothing is
+    /// wrong with it. [`Self::place`] and [`Self::deliver`] take all others.
+    #[expect(clippy::inline_always, reason = "each segment calls it once")]
+    #[inline(always)]
+    pub(crate) fn take_first(&mut self, shared: &mut Shared, ulpdu: &Ulpdu<'_>) -> Result<(), Undescribed> {
+        let codec = self.codec();
+        if self.rx.expects_rtr || !codec.reads_in_place(ulpdu) {
+            return Err(Undescribed);
+        }
+        let arrival = Arrival::InOrder;
+        match codec.read(ulpdu) {
+            Ok(Received::Tagged(MessageType::Write, seen, payload)) if seen.len > 0 => {
+                let segment =
+                    self.place_write::<Undescribed>(shared, &Incoming { payload, arrival, seen })?;
+                self.counters.placed(&segment, arrival);
+                self.rx.written.add(seen.len, seen.header.last);
+                Ok(())
+            }
+            Ok(Received::Untagged(MessageType::Send { invalidate: false, solicited }, seen, payload))
+                if seen.len > 0 && seen.header.queue == Queue::Send.number() =>
+            {
+                let receive = self.place_send::<Undescribed>(shared, &Incoming { payload, arrival, seen })?;
+                self.deliver_send::<Undescribed>(shared, seen, Some(receive), None, solicited)?;
+                let body = Body::Send { invalidate: false, solicited };
+                self.counters.placed(&Segment::Untagged(seen, body), arrival);
+                Ok(())
+            }
+            _ => Err(Undescribed),
+        }
+    }
+
+    /// Places a segment. Early placement changes only the target memory and the binding of a shared queue's receive to the message.
     pub(crate) fn place(
         &mut self,
         shared: &mut Shared,
@@ -218,73 +271,22 @@ impl QueuePair {
         }
     }
 
-    /// Places a segment in order and delivers it, if nothing is wrong with it. Otherwise returns false: [`Self::place`] and
-    /// [`Self::deliver`], which do the same in two steps, take it then or find the error. What was done until then, up to writing
-    /// the payload, has no further effect when they do it again.
-    #[expect(clippy::inline_always, reason = "each segment calls it once")]
+    #[expect(clippy::inline_always, reason = "see `Self::take_first`")]
     #[inline(always)]
-    pub(crate) fn take_usual(&mut self, shared: &mut Shared, segment: Usual<'_, '_>) -> bool {
-        if self.rx.expects_rtr {
-            return false;
-        }
-        match segment {
-            Usual::Write(header, payload) => self.take_write(shared, header, payload),
-            Usual::Send { header, solicited, payload } => self.take_send(shared, header, solicited, payload),
-        }
-    }
-
-    /// [`Self::take_usual`] for an RDMA Write.
-    #[expect(clippy::inline_always, reason = "see `Self::take_usual`")]
-    #[inline(always)]
-    fn take_write(&mut self, shared: &mut Shared, header: Tagged, payload: SegmentPayload<'_, '_>) -> bool {
-        let (len, user) = (payload.len(), self.user());
-        let found = shared.keys.find(user, header.stag, Access::REMOTE_WRITE, header.to, len.into());
-        let Ok((extent, start)) = found else { return false };
-        if !copy_to(payload, extent, start) {
-            return false;
-        }
-        self.counters.ddp.write_bytes += u64::from(len);
-        self.rx.written.add(len, header.last);
-        true
-    }
-
-    /// [`Self::take_usual`] for a Send.
-    #[expect(clippy::inline_always, reason = "see `Self::take_usual`")]
-    #[inline(always)]
-    fn take_send(
-        &mut self,
-        shared: &mut Shared,
-        header: Untagged,
-        solicited: bool,
-        payload: SegmentPayload<'_, '_>,
-    ) -> bool {
-        let (len, user) = (payload.len(), self.user());
-        if header.queue != Queue::Send.number() || header.msn != self.rx.send_msn {
-            return false;
-        }
-        let Some(receive) = self.rq.bind(0, &mut shared.events) else { return false };
-        let start = u64::from(header.mo);
-        let end = start + u64::from(len);
-        let wr_id = receive.wr_id;
-        end <= receive.capacity.min(u32::MAX.into())
-            && copy_to_receive(payload, receive, start, &shared.keys, user)
-            && self.deliver_usual_send(shared, start..end, header.last, solicited, wr_id)
-    }
-
-    pub(super) fn place_write(
+    pub(super) fn place_write<D: Detail>(
         &self,
         shared: &Shared,
         incoming: &Incoming<'_, '_, Tagged>,
-    ) -> Result<Segment, Refused> {
+    ) -> Result<Segment, D> {
         let Seen { header, len, .. } = incoming.seen;
         // The tag and the offset of a segment without payload must not be checked (RFC 5041 section 5.2).
         if len > 0 {
             let (extent, start) = shared
                 .keys
                 .find(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
-                .map_err(|error| incoming.refused(DdpError::from(error)))?;
+                .map_err(|error| D::of(|| incoming.refused(DdpError::from(error))))?;
             if !copy_to(incoming.payload, extent, start) {
-                return Err(incoming.refused(DdpError::from(KeyError::Access)));
+                return Err(D::of(|| incoming.refused(DdpError::from(KeyError::Access))));
             }
         }
         Ok(Segment::Write { len, last: header.last })
@@ -342,7 +344,7 @@ impl QueuePair {
                 whole(incoming, 0)?;
                 return Ok(Body::Rtr);
             }
-            self.place_send(shared, incoming)?;
+            self.place_send::<Refused>(shared, incoming)?;
             return Ok(Body::Send { invalidate, solicited });
         }
         let mut body = [0; MOST_BODY_BYTES];
@@ -352,7 +354,7 @@ impl QueuePair {
             MessageType::Immediate { solicited } => {
                 // RFC 7306 section 6.3: exactly eight bytes.
                 whole(incoming, IMMEDIATE_BYTES)?;
-                self.receive_for(shared, incoming)?;
+                self.receive_for::<Refused>(shared, incoming)?;
                 Body::Immediate { data: body.first_chunk().copied().ok_or_else(short)?, solicited }
             }
             MessageType::ReadRequest => {
@@ -387,34 +389,40 @@ impl QueuePair {
     }
 
     /// The receive for a message of queue 0, by its MSN.
-    pub(super) fn receive_for(
+    #[expect(clippy::inline_always, reason = "see `Self::take_first`")]
+    #[inline(always)]
+    pub(super) fn receive_for<D: Detail>(
         &mut self,
         shared: &mut Shared,
         incoming: &Incoming<'_, '_, Untagged>,
-    ) -> Result<&Receive, Refused> {
+    ) -> Result<&Receive, D> {
         let ahead = incoming
             .seen
             .header
             .msn
             .ahead_of(self.rx.send_msn)
             .filter(|ahead| *ahead == 0 || incoming.arrival == Arrival::Early)
-            .ok_or_else(|| incoming.refused(DdpError::MsnRange))?;
+            .ok_or_else(|| D::of(|| incoming.refused(DdpError::MsnRange)))?;
         let receive = self.rq.bind(ahead, &mut shared.events);
-        receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
+        receive.ok_or_else(|| D::of(|| Refused::NoReceive(incoming.seen.into())))
     }
 
-    pub(super) fn place_send(
+    /// Places a segment of a Send. Returns the identifier of its receive.
+    #[expect(clippy::inline_always, reason = "see `Self::take_first`")]
+    #[inline(always)]
+    pub(super) fn place_send<D: Detail>(
         &mut self,
         shared: &mut Shared,
         incoming: &Incoming<'_, '_, Untagged>,
-    ) -> Result<(), Refused> {
+    ) -> Result<u64, D> {
         let user = self.user();
         let receive = self.receive_for(shared, incoming)?;
+        let wr_id = receive.wr_id;
         let Seen { header, len, .. } = incoming.seen;
         if len == 0 {
-            return Ok(());
+            return Ok(wr_id);
         }
-        let refused = |status, error| Refused::Receive(status, error, incoming.seen.into());
+        let refused = |status, error| D::of(|| Refused::Receive(status, error, incoming.seen.into()));
         let (mo, len) = (u64::from(header.mo), u64::from(len));
         // A message has fewer than 2^32 bytes (RFC 5041 section 5.2), even in a larger receive.
         if mo > receive.capacity || mo + len > u64::from(u32::MAX) {
@@ -424,7 +432,7 @@ impl QueuePair {
             return Err(refused(WcStatus::LocalLength, DdpError::TooLong));
         }
         if copy_to_receive(incoming.payload, receive, mo, &shared.keys, user) {
-            Ok(())
+            Ok(wr_id)
         } else {
             Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic))
         }

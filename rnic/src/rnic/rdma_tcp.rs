@@ -289,7 +289,7 @@ impl QueuePair {
         match header.kind {
             SegmentKind::Write { to, .. } if may_write => {
                 let seen = tagged(MessageType::Write, header.last, STag::new(to.id), to.offset, len);
-                self.place_write(shared, &Incoming { payload, arrival, seen })?;
+                self.place_write::<Refused>(shared, &Incoming { payload, arrival, seen })?;
             }
             SegmentKind::ReadRequest { from, total, atomic: None }
                 if arrival == Arrival::Early && allowed =>
@@ -340,7 +340,7 @@ impl QueuePair {
         incoming: &Incoming<'_, '_, Untagged>,
         header: &SegmentHeader,
     ) -> Result<(), Refused> {
-        self.place_send(shared, incoming)?;
+        self.place_send::<Refused>(shared, incoming)?;
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let overtook = stream.processed.oldest() != header.number;
         stream.processed.process(header.number);
@@ -371,7 +371,9 @@ impl QueuePair {
         terms: Option<SendTerms>,
     ) -> Result<(), Refused> {
         match terms.map(|terms| terms.control) {
-            Some(SendControl::None | SendControl::Invalidate { .. }) => self.place_send(shared, incoming),
+            Some(SendControl::None | SendControl::Invalidate { .. }) => {
+                self.place_send(shared, incoming).map(|_| ())
+            }
             Some(SendControl::Immediate { .. }) => self.receive_for(shared, incoming).map(|_| ()),
             Some(SendControl::Terminate { .. }) => Ok(()),
             _ => Err(violation(SegmentError::Control)),
@@ -443,9 +445,9 @@ impl QueuePair {
         let message = MessageType::Send { invalidate: false, solicited };
         let seen = self.numbered(header, message, len);
         match control {
-            SendControl::None => self.deliver_send(shared, seen, None, solicited),
+            SendControl::None => self.deliver_send(shared, seen, self.rq.first(), None, solicited),
             SendControl::Invalidate { stag } => {
-                self.deliver_send(shared, seen, Some(STag::new(stag)), solicited)
+                self.deliver_send(shared, seen, self.rq.first(), Some(STag::new(stag)), solicited)
             }
             SendControl::Immediate { data } => self.deliver_immediate(shared, seen, data, solicited),
             SendControl::Terminate { code } => {

@@ -216,6 +216,7 @@ impl ReceiveQueue {
     }
 
     /// The identifier of the receive of the next message, if it has one.
+    #[inline]
     pub(crate) fn first(&self) -> Option<u64> {
         self.bound(0).map(|receive| receive.wr_id)
     }

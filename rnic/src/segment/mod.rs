@@ -42,14 +42,6 @@ pub(crate) enum Received<'u, 'p> {
     Numbered(SegmentHeader, SegmentPayload<'u, 'p>),
 }
 
-/// A received segment that [`Codec::read_usual`] has read.
-pub(crate) enum Usual<'u, 'p> {
-    /// Of an RDMA Write.
-    Write(Tagged, SegmentPayload<'u, 'p>),
-    /// Of a Send without Invalidate.
-    Send { header: Untagged, solicited: bool, payload: SegmentPayload<'u, 'p> },
-}
-
 /// The payload of a received segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentPayload<'u, 'p> {
@@ -151,71 +143,83 @@ impl From<Seen<Untagged>> for Quote {
 }
 
 impl Codec {
-    /// Reads the segment that a frame carries, if it is one of an RDMA Write or a Send with DDP, as nearly all are. `None` for all
-    /// others, and for those that have no payload or are wrong, because preparing an error takes longer than reading these: they
-    /// are for [`Self::read`].
-    #[expect(clippy::inline_always, reason = "each segment calls it once, and its result is large")]
-    #[inline(always)]
-    pub(crate) fn read_usual<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Option<Usual<'u, 'p>> {
-        let Self::Ddp(versions) = self else { return None };
-        let payload = |header| Some(SegmentPayload { ulpdu, at: header }).filter(|payload| payload.len() > 0);
-        let bytes = ulpdu.header::<UNTAGGED_BYTES>()?;
-        // The two forms are separate, so that the compiler specialises each.
-        match ddp::Header::parse(bytes, versions) {
-            Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
-                Ok(Control { message: MessageType::Write }) => {
-                    Some(Usual::Write(header, payload(TAGGED_BYTES)?))
-                }
-                _ => None,
-            },
-            Ok(ddp::Header::Untagged(header)) => match Control::parse(header.control, versions) {
-                Ok(Control { message: MessageType::Send { invalidate: false, solicited } }) => {
-                    Some(Usual::Send { header, solicited, payload: payload(UNTAGGED_BYTES)? })
-                }
-                _ => None,
-            },
-            Err(_) => None,
-        }
+    /// Whether the segment has a header of DDP that lies in one piece, as nearly all have.
+    #[inline]
+    pub(crate) fn reads_in_place(self, ulpdu: &Ulpdu<'_>) -> bool {
+        matches!(self, Self::Ddp(_)) && ulpdu.header::<UNTAGGED_BYTES>().is_some()
     }
 
     /// Reads the segment that a frame carries.
+    #[expect(clippy::inline_always, reason = "each segment calls it once, and its result is large")]
+    #[inline(always)]
     pub(crate) fn read<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
         match self {
             Self::Ddp(versions) => read_ddp(versions, ulpdu),
-            Self::RdmaTcp(_) => {
-                let mut head = [0; HEADER_MOST_BYTES];
-                let peeked = ulpdu.peek_header(&mut head);
-                let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
-                let header = header.map_err(StreamError::from)?;
-                Ok(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
-            }
+            Self::RdmaTcp(_) => read_numbered(ulpdu),
         }
     }
 }
 
-fn read_ddp<'u, 'p>(versions: Versions, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
-    let mut head = [0; UNTAGGED_BYTES];
+#[inline(never)]
+fn read_numbered<'u, 'p>(ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
+    let mut head = [0; HEADER_MOST_BYTES];
     let peeked = ulpdu.peek_header(&mut head);
-    if peeked == 0 {
-        return Ok(Received::Empty);
+    let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
+    let header = header.map_err(StreamError::from)?;
+    Ok(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
+}
+
+#[expect(clippy::inline_always, reason = "see `Codec::read`")]
+#[inline(always)]
+fn read_ddp<'u, 'p>(versions: Versions, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
+    match ulpdu.header::<UNTAGGED_BYTES>() {
+        Some(head) => parse_ddp(versions, ulpdu, head),
+        None => read_divided_ddp(versions, ulpdu),
     }
-    let [first, ..] = head;
-    let payload = |header: &ddp::Header| SegmentPayload { ulpdu, at: header.bytes() };
-    let unreadable = |header: &ddp::Header, error| Unreadable {
+}
+
+/// [`read_ddp`] for a header that spans a marker or two chunks, or is shorter than the longest.
+#[inline(never)]
+fn read_divided_ddp<'u, 'p>(
+    versions: Versions,
+    ulpdu: &'u Ulpdu<'p>,
+) -> Result<Received<'u, 'p>, Unreadable> {
+    let mut head = [0; UNTAGGED_BYTES];
+    let peeked = ulpdu.peek(&mut head);
+    parse_ddp(versions, ulpdu, head.get(..peeked).unwrap_or_default())
+}
+
+/// Parses the header `head` of a segment, or the first bytes of a header that is too short.
+#[expect(clippy::inline_always, reason = "see `Codec::read`")]
+#[inline(always)]
+fn parse_ddp<'u, 'p>(
+    versions: Versions,
+    ulpdu: &'u Ulpdu<'p>,
+    head: &[u8],
+) -> Result<Received<'u, 'p>, Unreadable> {
+    let Some(&first) = head.first() else { return Ok(Received::Empty) };
+    let payload = |at| SegmentPayload { ulpdu, at };
+    let unreadable = |header: ddp::Header, error| Unreadable {
         error,
-        quote: Quote::segment(header, first, payload(header).len()),
+        quote: Quote::segment(&header, first, payload(header.bytes()).len()),
     };
-    let header = match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
-        Ok(header) => header,
-        Err(Malformed::Version(error, header)) => return Err(unreadable(&header, error.into())),
-        Err(Malformed::Truncated) => return Err(StreamError::from(RdmapError::StreamCatastrophic).into()),
-    };
-    let Control { message } = Control::parse(header.control(), versions)
-        .map_err(|InvalidControl(error)| unreadable(&header, error.into()))?;
-    let payload = payload(&header);
-    let len = payload.len();
-    Ok(match header {
-        ddp::Header::Tagged(header) => Received::Tagged(message, Seen { header, first, len }, payload),
-        ddp::Header::Untagged(header) => Received::Untagged(message, Seen { header, first, len }, payload),
-    })
+    // The two forms are separate, so that the compiler specialises each.
+    match ddp::Header::parse(head, versions) {
+        Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
+            Ok(Control { message }) => {
+                let payload = payload(TAGGED_BYTES);
+                Ok(Received::Tagged(message, Seen { header, first, len: payload.len() }, payload))
+            }
+            Err(InvalidControl(error)) => Err(unreadable(ddp::Header::Tagged(header), error.into())),
+        },
+        Ok(ddp::Header::Untagged(header)) => match Control::parse(header.control, versions) {
+            Ok(Control { message }) => {
+                let payload = payload(UNTAGGED_BYTES);
+                Ok(Received::Untagged(message, Seen { header, first, len: payload.len() }, payload))
+            }
+            Err(InvalidControl(error)) => Err(unreadable(ddp::Header::Untagged(header), error.into())),
+        },
+        Err(Malformed::Version(error, header)) => Err(unreadable(header, error.into())),
+        Err(Malformed::Truncated) => Err(StreamError::from(RdmapError::StreamCatastrophic).into()),
+    }
 }

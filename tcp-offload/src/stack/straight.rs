@@ -27,7 +27,7 @@ use crate::{
     tcp::Sent,
     time::Instant,
     ulp::{ConnId, Ulp},
-    wire::PlainSegment,
+    wire::SegmentCore,
 };
 
 /// Bytes of the longest payload.
@@ -52,7 +52,7 @@ impl<U: Ulp> Stack<U> {
             return false;
         }
         let (conn, bound) = (ConnId { index, generation: slot.generation }, slot.tcp.deadline_bound());
-        let (mut last, mut refused): (Option<PlainSegment>, _) = (None, None);
+        let (mut last, mut refused): (Option<SegmentCore>, _) = (None, None);
         let before = self.counters.frames_in;
         while let Some(plain) = frames.first().and_then(|frame| template.read(link, frame)) {
             if last.as_ref().is_some_and(|last| slot.tcp.continues(now, last, &plain)) {

@@ -11,7 +11,7 @@ use super::{
     marks::Marks,
     output::Plan,
     pmtu::PathMtu,
-    prediction::PlainAck,
+    prediction::PredictedAck,
     receiver::Receiver,
     sender::Sender,
     stage::{Fin, Sending, Stage, Syn},
@@ -128,7 +128,7 @@ pub struct Connection {
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
     /// See [`Connection::receive_and_postpone`].
-    pub(super) postponed: Option<PlainAck>,
+    pub(super) postponed: Option<PredictedAck>,
 }
 
 impl Connection {

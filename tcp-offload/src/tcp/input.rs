@@ -17,7 +17,7 @@ use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::{Segment, Timestamps},
+    wire::{Segment, SegmentCore, Timestamps},
 };
 
 /// Whether a segment is processed further.
@@ -30,7 +30,7 @@ enum Next {
 impl Connection {
     /// Processes a segment of this flow, except for taking its payload.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
-        if let Some(plain) = segment.plain().filter(|plain| self.predicts(now, plain)) {
+        if let Some(plain) = segment.predictable().filter(|plain| self.predicts(now, plain)) {
             let acked = self.receive_predicted(now, link, plain);
             return Receipt { acked, arrival: self.predicted_payload(&plain), ..Receipt::default() };
         }
@@ -169,26 +169,28 @@ impl Connection {
             return;
         }
         self.note_silence(now);
-        self.note_life(now);
-        self.learn_timestamp(now, segment.seq, segment.options.timestamps);
+        self.note_acceptable(now, &segment.core(), segment.flags.cwr);
         if let Stage::SynReceived(syn, sending) = self.stage {
             self.tx.first_window(segment.seq, 0);
             self.establish(now, segment.options.timestamps, (syn, sending), receipt);
         }
-        let widest = self.tx.max_window();
-        self.process_ack(now, link, segment, receipt);
-        if self.tx.max_window() > widest {
-            self.resize();
-        }
-        let (ecn, cwr, len) = (segment.ecn, segment.flags.cwr, segment.payload_len);
-        self.marks.received(ecn, cwr, len, self.ack.is_owed(), self.rx.next());
+        receipt.acked = self.read_ack(now, link, segment);
         self.process_payload(verdict, segment, receipt);
         self.process_fin(now, segment);
     }
 
+    /// Records what every acceptable segment tells, besides its acknowledgment and payload: that the peer lives, its timestamp and
+    /// its congestion mark.
+    #[inline]
+    pub(super) fn note_acceptable(&mut self, now: Instant, segment: &SegmentCore, cwr: bool) {
+        self.note_life(now);
+        self.learn_timestamp(now, segment.seq, segment.timestamps);
+        self.marks.received(segment.ecn, cwr, segment.payload_len, self.ack.is_owed(), self.rx.next());
+    }
+
     /// Updates `TS.Recent` (RFC 7323 section 4.3).
     #[inline]
-    pub(super) fn learn_timestamp(&mut self, now: Instant, seq: SeqNum, timestamps: Option<Timestamps>) {
+    fn learn_timestamp(&mut self, now: Instant, seq: SeqNum, timestamps: Option<Timestamps>) {
         if let (Some(clock), Some(stamp)) = (&mut self.clock, timestamps)
             && seq.at_or_before(self.last_ack_sent)
         {
@@ -328,63 +330,100 @@ impl Connection {
         }
     }
 
-    fn process_ack(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment, receipt: &mut Receipt) {
-        let Some(offset) = self.tx.offset_of(segment.ack).filter(|o| *o >= self.tx.una()) else { return };
+    /// Reads the acknowledgment of an acceptable segment, and processes it.
+    fn read_ack(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Option<StreamOffset> {
+        let number = self.tx.offset_of(segment.ack).filter(|o| *o >= self.tx.una())?;
         // The window of a SYN-ACK is not scaled, also in a simultaneous open (RFC 7323 section 2.2).
         let shift = if segment.flags.syn { 0 } else { self.snd_shift.unwrap_or(0) };
-        let window = u64::from(segment.window) << shift;
-        if self.tx.queue.is_empty() && segment.options.sack_count == 0 {
-            return self.acknowledge_nothing(segment.seq, offset, window);
-        }
-        let marked = segment.flags.ece && self.marks.is_on();
         let mut blocks: SmallVec<[Block; 4]> = SmallVec::new();
-        let dsack = self.read_blocks(segment, offset, &mut blocks);
+        let dsack = self.read_blocks(segment, number, &mut blocks);
         let ack = Ack {
             now,
-            number: offset,
+            number,
             seq: segment.seq,
-            window,
+            window: u64::from(segment.window) << shift,
             blocks: &blocks,
             dsack,
             echo: segment.options.timestamps.map(|t| t.echo),
-            marked,
+            marked: segment.flags.ece && self.marks.is_on(),
             bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
         };
-        let was_blocked = self.tx.is_blocked_by_window();
+        self.process_ack::<false>(now, link, &ack)
+    }
+
+    /// Processes an acceptable acknowledgment: the fifth check of RFC 9293 section 3.10.7.4. Returns the offset below which the peer has
+    /// newly acknowledged all data, if it has.
+    ///
+    /// `PREDICTED`: [header prediction](Self::predicts) has admitted it. `now` is later than its arrival if it was
+    /// [postponed](Self::receive_and_postpone).
+    #[expect(clippy::inline_always, reason = "each arm has one call of it")]
+    #[inline(always)]
+    pub(super) fn process_ack<const PREDICTED: bool>(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        ack: &Ack<'_>,
+    ) -> Option<StreamOffset> {
+        let widest = self.tx.max_window();
+        let has_blocks = !PREDICTED && (!ack.blocks.is_empty() || ack.dsack.is_some());
+        let acked = if self.tx.queue.is_empty() && !has_blocks {
+            self.acknowledge_nothing(ack);
+            None
+        } else {
+            self.acknowledge::<PREDICTED>(now, link, ack)
+        };
+        if self.tx.max_window() > widest {
+            self.resize();
+        }
+        acked
+    }
+
+    /// Processes an acknowledgment while nothing is in flight, as at an end that only receives.
+    #[inline]
+    fn acknowledge_nothing(&mut self, ack: &Ack<'_>) {
+        self.tx.update_window(ack.seq, ack.number, ack.window);
+        if self.answers_keep_it_open() {
+            self.tx.waiting_since = None;
+        }
+        self.stop_window_probes();
+    }
+
+    /// Processes an acknowledgment while something is in flight. The arguments and the result are those of [`Self::process_ack`].
+    #[expect(clippy::inline_always, reason = "each arm has one call of it")]
+    #[inline(always)]
+    fn acknowledge<const PREDICTED: bool>(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        ack: &Ack<'_>,
+    ) -> Option<StreamOffset> {
+        let was_blocked = !PREDICTED && self.tx.is_blocked_by_window();
         let recoveries = self.counters.recoveries;
-        let advanced = self.tx.on_ack(link, self.clock.as_ref(), &mut self.counters, &ack);
-        if self.counters.recoveries > recoveries {
+        let advanced = self.tx.on_ack::<PREDICTED>(link, self.clock.as_ref(), &mut self.counters, ack);
+        if !PREDICTED && self.counters.recoveries > recoveries {
             self.marks.set_cwr(true);
         }
         if (was_blocked || self.tx.is_blocked_by_window()) && self.answers_keep_it_open() {
             self.tx.waiting_since = None;
         }
         self.act_on_probe_outcome(now);
-        if marked {
+        if !PREDICTED && ack.marked {
             self.counters.ecn_echoes += 1;
             self.on_ecn_echo();
         }
+        // A FIN of ours is not data.
+        let fin = if PREDICTED { None } else { self.stage.fin() }.map_or(StreamOffset::MAX, |fin| fin.at);
         if advanced {
             self.window_probes = 0;
-            let fin = self.stage.fin().map_or(StreamOffset::MAX, |fin| fin.at);
-            receipt.acked = Some(offset.min(fin));
             self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
-            if offset > fin {
+            if ack.number > fin {
                 self.on_fin_acked(now);
             }
         } else {
             self.tx.arm_reorder(&mut self.timers);
         }
         self.stop_window_probes();
-    }
-
-    /// Processes the acknowledgment of a segment while nothing is in flight, as at an end that only receives.
-    pub(super) fn acknowledge_nothing(&mut self, seq: SeqNum, number: StreamOffset, window: u64) {
-        self.tx.update_window(seq, number, window);
-        if self.answers_keep_it_open() {
-            self.tx.waiting_since = None;
-        }
-        self.stop_window_probes();
+        advanced.then(|| ack.number.min(fin))
     }
 
     /// Stops the window probes once the window has room for a full segment.

@@ -2,20 +2,20 @@
 //! TCP does with that acknowledgment can wait until the application has answered: meanwhile the peer gets the answer.
 
 use super::Connection;
-use crate::{link::Link, seq::StreamOffset, time::Instant, wire::PlainSegment};
+use crate::{link::Link, seq::StreamOffset, time::Instant, wire::SegmentCore};
 
 impl Connection {
     /// Like [`Self::receive_predicted`], but leaves what the acknowledgment changes in TCP to [`Self::catch_up`], which must precede
     /// the next segment and the next timer. Until then, TCP sends as if the acknowledgment had not arrived. Returns `None`, and does
     /// nothing, unless the segment has payload and acknowledges the only segment in flight.
     #[inline]
-    pub fn receive_and_postpone(&mut self, now: Instant, segment: &PlainSegment) -> Option<StreamOffset> {
+    pub fn receive_and_postpone(&mut self, now: Instant, segment: &SegmentCore) -> Option<StreamOffset> {
         let answers = segment.payload_len > 0
             && self.tx.queue.len() == 1
             && segment.ack == self.tx.seq_at(self.tx.nxt());
         answers.then(|| {
             self.note_predicted(now, segment);
-            let ack = self.plain_ack(now, segment);
+            let ack = self.predicted_ack(now, segment);
             self.postponed = Some(ack);
             ack.number
         })

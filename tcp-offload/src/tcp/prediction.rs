@@ -8,19 +8,19 @@
 use super::{
     Connection, NewPayload,
     receiver::Receiver,
-    sender::{After, Sender},
+    sender::{Ack, Sender},
     stage::Stage,
 };
 use crate::{
     link::Link,
     seq::{SeqNum, StreamOffset},
     time::Instant,
-    wire::PlainSegment,
+    wire::SegmentCore,
 };
 
-/// The acknowledgment in a segment that is expected.
+/// The acknowledgment in a segment that header prediction has admitted: the part of an [`Ack`] that such a segment has.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PlainAck {
+pub(super) struct PredictedAck {
     /// When it arrived.
     pub at: Instant,
     /// The acknowledgment number as an offset.
@@ -33,7 +33,7 @@ pub(super) struct PlainAck {
 impl Connection {
     /// Whether the segment is the expected one, so that [`Self::receive_predicted`] may process it.
     #[inline]
-    pub fn predicts(&self, now: Instant, segment: &PlainSegment) -> bool {
+    pub fn predicts(&self, now: Instant, segment: &SegmentCore) -> bool {
         #[cfg(test)]
         if !super::testing::straight_paths() {
             return false;
@@ -55,27 +55,25 @@ impl Connection {
         &mut self,
         now: Instant,
         link: &mut dyn Link,
-        segment: PlainSegment,
+        segment: SegmentCore,
     ) -> Option<StreamOffset> {
         self.note_predicted(now, &segment);
-        let ack = self.plain_ack(now, &segment);
+        let ack = self.predicted_ack(now, &segment);
         self.take_ack(now, link, ack)
     }
 
     /// The part of [`Self::receive_predicted`] that concerns the peer's data and the next acknowledgment of it.
     #[inline]
-    pub(super) fn note_predicted(&mut self, now: Instant, segment: &PlainSegment) {
+    pub(super) fn note_predicted(&mut self, now: Instant, segment: &SegmentCore) {
         self.counters.segments_in += 1;
-        self.note_life(now);
-        self.learn_timestamp(now, segment.seq, segment.timestamps);
-        self.marks.received(segment.ecn, false, segment.payload_len, self.ack.is_owed(), self.rx.next());
+        self.note_acceptable(now, segment, false);
         self.rx.note_length(segment.payload_len);
     }
 
     /// The acknowledgment in a segment that [`Self::predicts`] admits.
     #[inline]
-    pub(super) fn plain_ack(&self, now: Instant, segment: &PlainSegment) -> PlainAck {
-        PlainAck {
+    pub(super) fn predicted_ack(&self, now: Instant, segment: &SegmentCore) -> PredictedAck {
+        PredictedAck {
             at: now,
             number: self.tx.una() + self.tx.ahead_of_una(segment.ack).unsigned_abs(),
             seq: segment.seq,
@@ -84,38 +82,33 @@ impl Connection {
     }
 
     /// The part of [`Self::receive_predicted`] that concerns our data.
-    #[inline]
+    #[inline(never)]
     pub(super) fn take_ack(
         &mut self,
         now: Instant,
         link: &mut dyn Link,
-        ack: PlainAck,
+        ack: PredictedAck,
     ) -> Option<StreamOffset> {
-        let widest = self.tx.max_window();
-        let mut acked = None;
-        if self.tx.queue.is_empty() {
-            self.acknowledge_nothing(ack.seq, ack.number, ack.window.into());
-        } else {
-            self.tx.on_plain_ack(link, ack);
-            if self.tx.is_blocked_by_window() && self.answers_keep_it_open() {
-                self.tx.waiting_since = None;
-            }
-            self.act_on_probe_outcome(now);
-            acked = Some(ack.number);
-            self.window_probes = 0;
-            self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
-            self.stop_window_probes();
-        }
-        if self.tx.max_window() > widest {
-            self.resize();
-        }
-        acked
+        let PredictedAck { at, number, seq, window } = ack;
+        let window = window.into();
+        let ack = Ack {
+            now: at,
+            number,
+            seq,
+            window,
+            blocks: &[],
+            dsack: None,
+            echo: None,
+            bare: false,
+            marked: false,
+        };
+        self.process_ack::<true>(now, link, &ack)
     }
 
     /// Whether `next` continues `last`, the last segment that [`Self::receive_predicted`] or [`Self::receive_continuation`] has
     /// processed and whose payload was taken: it is the next one in order, and all that it tells is its payload.
     #[inline]
-    pub fn continues(&self, now: Instant, last: &PlainSegment, next: &PlainSegment) -> bool {
+    pub fn continues(&self, now: Instant, last: &SegmentCore, next: &SegmentCore) -> bool {
         last.payload_len > 0
             && next.payload_len > 0
             && next.payload_len as u64 <= self.rx.window()
@@ -134,7 +127,7 @@ impl Connection {
     /// is not processed again: timestamps count for the first segment behind the last ACK, and the acknowledgment number, the
     /// window and the congestion mark are the same.
     #[inline]
-    pub fn receive_continuation(&mut self, segment: &PlainSegment) {
+    pub fn receive_continuation(&mut self, segment: &SegmentCore) {
         self.counters.segments_in += 1;
         self.tx.repeat_ack(segment.seq);
         self.rx.note_length(segment.payload_len);
@@ -142,7 +135,7 @@ impl Connection {
 
     /// The payload of a segment that [`Self::predicts`] has admitted, if it has one.
     #[inline]
-    pub fn predicted_payload(&self, segment: &PlainSegment) -> Option<NewPayload> {
+    pub fn predicted_payload(&self, segment: &SegmentCore) -> Option<NewPayload> {
         let (offset, len) = (self.rx.next(), segment.payload_len);
         (len > 0).then(|| NewPayload {
             offset,
@@ -157,7 +150,7 @@ impl Connection {
 impl Receiver {
     /// Whether the segment is the next one in order, and its payload lies within the window, while no other is known.
     #[inline]
-    fn expects(&self, segment: &PlainSegment) -> bool {
+    fn expects(&self, segment: &SegmentCore) -> bool {
         segment.seq == self.next_seq()
             && !self.has_gap()
             && !self.knows_fin()

@@ -59,7 +59,7 @@ pub struct Fields {
 
 /// The [`Fields`] of a segment that has no option but timestamps.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PlainFields {
+pub(crate) struct CoreFields {
     pub seq: SeqNum,
     pub ack: SeqNum,
     pub flags: Flags,
@@ -220,7 +220,7 @@ impl Headers {
             && self.is_plain()
         {
             let &Fields { seq, ack, flags, window, ecn, .. } = fields;
-            let fields = PlainFields { seq, ack, flags, window, timestamps, ecn };
+            let fields = CoreFields { seq, ack, flags, window, timestamps, ecn };
             return self.emit_plain(out, &fields, payload_len, payload);
         }
         // A copy, so that the compiler keeps the fields of the plain form in registers.
@@ -241,7 +241,7 @@ impl Headers {
     pub(crate) fn emit_plain(
         &self,
         out: &mut [u8],
-        fields: &PlainFields,
+        fields: &CoreFields,
         payload_len: usize,
         payload: Option<Sum>,
     ) -> Option<usize> {
@@ -253,7 +253,7 @@ impl Headers {
             *prefix.first_chunk_mut::<PLAIN_V4>()? = *self.prefix.first_chunk()?;
         }
         self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
-        let &PlainFields { seq, ack, flags, window, timestamps, .. } = fields;
+        let &CoreFields { seq, ack, flags, window, timestamps, .. } = fields;
         let head = tcp_header(self.ports, seq, ack, TIMESTAMPS_BYTES, flags, window);
         let options = timestamps.to_bytes();
         let pseudo = self.pseudo.and_word((tcp_len + payload_len) as u16);

@@ -21,7 +21,7 @@ mod tests;
 
 pub(crate) use checksum::RunningSum;
 pub use checksum::Sum;
-pub(crate) use emit::PlainFields;
+pub(crate) use emit::CoreFields;
 pub use emit::{Fields, HOP_LIMIT, Headers, MOST_HEADER_BYTES, send_bare, send_reset};
 pub use options::TIMESTAMPS_BYTES;
 pub use parse::parse;
@@ -241,10 +241,10 @@ pub struct Segment {
     pub partial_checksum: bool,
 }
 
-/// The part of a segment that differs from one to the next of an undisturbed transfer. The segment has no control bit but ACK
-/// and PSH, and no option that concerns an open connection but timestamps.
+/// The fields of a segment that differ from one to the next of an undisturbed transfer. A segment that header prediction can admit
+/// consists of them: it has no control bit but ACK and PSH, and no option that concerns an open connection but timestamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlainSegment {
+pub struct SegmentCore {
     /// Sequence number.
     pub seq: SeqNum,
     /// Acknowledgment number.
@@ -264,23 +264,21 @@ pub struct PlainSegment {
 }
 
 impl Segment {
-    /// The segment without what all plain segments of a connection have in common, if it is plain.
+    /// The fields that differ within an undisturbed transfer.
     #[inline]
-    pub fn plain(&self) -> Option<PlainSegment> {
-        const PLAIN: Flags =
-            Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
+    pub fn core(&self) -> SegmentCore {
         let Self { seq, ack, flags, window, ref options, ecn, payload_start, payload_len, .. } = *self;
-        let plain = Flags { psh: false, ..flags } == PLAIN && options.sack_count == 0;
-        plain.then_some(PlainSegment {
-            seq,
-            ack,
-            psh: flags.psh,
-            window,
-            timestamps: options.timestamps,
-            ecn,
-            payload_start,
-            payload_len,
-        })
+        let (psh, timestamps) = (flags.psh, options.timestamps);
+        SegmentCore { seq, ack, psh, window, timestamps, ecn, payload_start, payload_len }
+    }
+
+    /// [`Self::core`], if header prediction can admit the segment.
+    #[inline]
+    pub fn predictable(&self) -> Option<SegmentCore> {
+        const PREDICTABLE: Flags =
+            Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
+        let only_core = Flags { psh: false, ..self.flags } == PREDICTABLE && self.options.sack_count == 0;
+        only_core.then(|| self.core())
     }
 }
 

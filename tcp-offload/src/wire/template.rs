@@ -2,7 +2,7 @@
 //! those of an earlier one, so that nothing has to be parsed but what differs.
 
 use super::{
-    Flags, Options, PlainSegment, Segment, Timestamps, VlanTags,
+    Flags, Options, Segment, SegmentCore, Timestamps, VlanTags,
     checksum::Sum,
     ip::{PROTOCOL_TCP, pseudo_header},
     parse::{ETHERNET_HEADER, PLAIN_HEADER, PSH},
@@ -97,7 +97,7 @@ pub struct Template {
 
 impl Template {
     /// The template of the segments that follow `segment`, which was parsed from `frame`. `None` unless it is a
-    /// [plain](Segment::plain) segment with timestamps and without tags.
+    /// [predictable](Segment::predictable) segment with timestamps and without tags.
     pub fn new(link: &dyn Link, frame: &RxFrame, segment: &Segment) -> Option<Self> {
         let head = link.rx_head(frame);
         let (common, headers) = if segment.flow.local.is_ipv4() {
@@ -108,7 +108,7 @@ impl Template {
         let usual = segment.vlan == VlanTags::default()
             && segment.options.timestamps.is_some()
             && segment.payload_start == headers;
-        segment.plain().filter(|_| usual)?;
+        segment.predictable().filter(|_| usual)?;
         let pseudo = pseudo_header(segment.flow.remote.ip(), segment.flow.local.ip(), PROTOCOL_TCP, 0);
         Some(Self { common, pseudo, segment: *segment })
     }
@@ -121,7 +121,7 @@ impl Template {
     /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums, or
     /// [partial](Self::partial_checksum) ones.
     #[inline]
-    pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<PlainSegment> {
+    pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<SegmentCore> {
         let head = link.rx_head(frame);
         let (payload_start, len, fixed) = match &self.common {
             Common::V4(words) => {
@@ -162,7 +162,7 @@ impl Template {
         }
         let [_, _, _, _, q0, q1, q2, q3, a0, a1, a2, a3, _, flags, w0, w1, rest @ ..] = *fixed;
         let [.., v0, v1, v2, v3, e0, e1, e2, e3] = rest;
-        Some(PlainSegment {
+        Some(SegmentCore {
             seq: SeqNum::new(u32::from_be_bytes([q0, q1, q2, q3])),
             ack: SeqNum::new(u32::from_be_bytes([a0, a1, a2, a3])),
             psh: flags & PSH != 0,
@@ -178,8 +178,8 @@ impl Template {
     }
 
     /// The whole of a segment that was [read](Self::read) from a frame of `queue`.
-    pub fn segment(&self, plain: &PlainSegment, queue: QueueId) -> Segment {
-        let PlainSegment { seq, ack, psh, window, timestamps, ecn, payload_start, payload_len } = *plain;
+    pub fn segment(&self, plain: &SegmentCore, queue: QueueId) -> Segment {
+        let SegmentCore { seq, ack, psh, window, timestamps, ecn, payload_start, payload_len } = *plain;
         Segment {
             queue,
             seq,

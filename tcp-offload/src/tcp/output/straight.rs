@@ -12,7 +12,7 @@ use crate::{
         stage::{Sending, Stage},
     },
     time::Instant,
-    wire::{Ecn, Flags, PlainFields, Sum},
+    wire::{CoreFields, Ecn, Flags, Sum},
 };
 
 impl Connection {
@@ -48,7 +48,7 @@ impl Connection {
         // Before the peer's FIN.
         let ack = self.rx.seq_at(self.rx.next());
         let flags = Flags { psh: !more, ..self.data_flags(true) };
-        let fields = PlainFields {
+        let fields = CoreFields {
             seq: self.tx.seq_at(offset),
             ack,
             flags,

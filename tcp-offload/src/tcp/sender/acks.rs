@@ -11,7 +11,6 @@ use crate::{
         TcpCounters,
         clock::Clock,
         congestion::{Acked, Congestion, Window},
-        prediction::PlainAck,
         queue::{Block, SentSegment},
         rack::ProbeOutcome,
         recovery::{Frto, Prr, RecoveryPhase, Undo},
@@ -43,6 +42,17 @@ pub(in crate::tcp) struct Ack<'a> {
     pub marked: bool,
 }
 
+/// What an ACK has changed, for the rules of loss recovery.
+struct Progress {
+    /// Bytes by which `SND.UNA` advanced.
+    acked: Option<u64>,
+    /// It is a duplicate ACK.
+    duplicate: bool,
+    /// It is the first one to cover the first segment that was retransmitted.
+    first: bool,
+    delivery: Delivery,
+}
+
 /// The segments that an ACK newly reports as delivered.
 #[derive(Debug, Default)]
 struct Delivery {
@@ -65,7 +75,12 @@ impl Delivery {
 
 impl Sender {
     /// Processes an acceptable ACK. Returns whether `SND.UNA` advanced.
-    pub(in crate::tcp) fn on_ack(
+    ///
+    /// `PREDICTED`: header prediction has admitted the ACK ([`Self::is_undisturbed`]), and it acknowledges new data. Then the rules
+    /// that are left out have no effect.
+    #[expect(clippy::inline_always, reason = "each arm has one call of it")]
+    #[inline(always)]
+    pub(in crate::tcp) fn on_ack<const PREDICTED: bool>(
         &mut self,
         link: &mut dyn Link,
         clock: Option<&Clock>,
@@ -73,34 +88,29 @@ impl Sender {
         ack: &Ack<'_>,
     ) -> bool {
         self.flight_before = self.flight();
-        let (una, window_before) = (self.una, self.edge);
-        let had_data = !self.queue.is_empty();
-        let resent = self.queue.front().is_some_and(|first| first.retransmitted && !first.sacked);
+        let (una, edge) = (self.una, self.edge);
+        let had_data = PREDICTED || !self.queue.is_empty();
+        let resent =
+            !PREDICTED && self.queue.front().is_some_and(|first| first.retransmitted && !first.sacked);
         self.update_window(ack.seq, ack.number, ack.window);
-        let delivery = self.deliver(link, clock, ack);
-        let advanced = ack.number > una;
+        let delivery = self.deliver::<PREDICTED>(link, clock, ack);
+        let advanced = PREDICTED || ack.number > una;
         if advanced {
-            self.advance(ack.now, ack.number, ack.marked);
+            self.advance(ack.now, ack.number, !PREDICTED && ack.marked);
         }
-        let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
-        self.count_duplicates(advanced, duplicate, delivery.bytes);
         if let Some(sent) = delivery.sample() {
             self.rtt.sample(ack.now, sent);
             self.tlp.measured = true;
         }
-        counters.dsacks_in += u64::from(ack.dsack.is_some());
-        self.rack.adapt(self.una, self.nxt, ack.dsack.is_some());
-        if self.probe_repaired(ack, duplicate) {
-            self.reduce_once(Congestion::Loss);
-        }
-        let first = resent && advanced && self.undo.as_ref().is_some_and(|undo| undo.from == una);
-        self.detect_spurious(clock, counters, ack, first);
-        let repaired = self.leave_recovery();
-        self.step_frto(counters, ack, advanced, &delivery);
-        let lost = self.handle_losses(ack.now, counters);
-        let held = repaired || ack.marked && self.phase == RecoveryPhase::Open;
-        if !held {
-            self.grow(ack, advanced.then(|| ack.number - una), &delivery, lost);
+        self.rack.adapt(self.una, self.nxt, !PREDICTED && ack.dsack.is_some());
+        let acked = advanced.then(|| ack.number - una);
+        if PREDICTED {
+            self.reorder_at = None;
+            self.grow_open(ack, acked, &delivery);
+        } else {
+            let duplicate = !advanced && ack.bare && had_data && edge == self.edge && ack.number == una;
+            let first = resent && advanced && self.undo.as_ref().is_some_and(|undo| undo.from == una);
+            self.recover(clock, counters, ack, &Progress { acked, duplicate, first, delivery });
         }
         if advanced {
             self.waiting_since = Some(ack.now).filter(|_| !self.queue.is_empty());
@@ -111,8 +121,33 @@ impl Sender {
         advanced
     }
 
-    /// Whether nothing is lost, retransmitted, selectively acknowledged or probed for, nor beyond the peer's window. Then an
-    /// ACK of new data without blocks or marks is processed by [`Self::on_plain_ack`].
+    /// The part of [`Self::on_ack`] that concerns probes, losses, recovery and the congestion window.
+    fn recover(
+        &mut self,
+        clock: Option<&Clock>,
+        counters: &mut TcpCounters,
+        ack: &Ack<'_>,
+        progress: &Progress,
+    ) {
+        let &Progress { acked, duplicate, first, ref delivery } = progress;
+        let advanced = acked.is_some();
+        self.count_duplicates(advanced, duplicate, delivery.bytes);
+        counters.dsacks_in += u64::from(ack.dsack.is_some());
+        if self.probe_repaired(ack, duplicate) {
+            self.reduce_once(Congestion::Loss);
+        }
+        self.detect_spurious(clock, counters, ack, first);
+        let repaired = self.leave_recovery();
+        self.step_frto(counters, ack, advanced, delivery);
+        let lost = self.handle_losses(ack.now, counters);
+        let held = repaired || ack.marked && self.phase == RecoveryPhase::Open;
+        if !held {
+            self.grow(ack, acked, delivery, lost);
+        }
+    }
+
+    /// Whether nothing is lost, retransmitted, selectively acknowledged or probed for, nor beyond the peer's window, so that header
+    /// prediction may admit an ACK of new data.
     #[inline]
     pub(in crate::tcp) fn is_undisturbed(&self) -> bool {
         self.sack
@@ -121,48 +156,6 @@ impl Sender {
             && !self.queue.has_lost()
             && self.tlp.end_seq.is_none()
             && !self.is_blocked_by_window()
-    }
-
-    /// Processes an ACK of new data while the sender [is undisturbed](Self::is_undisturbed): the part of [`Self::on_ack`] that is
-    /// left then.
-    #[inline]
-    pub(in crate::tcp) fn on_plain_ack(
-        &mut self,
-        link: &mut dyn Link,
-        PlainAck { at: now, number, seq, window }: PlainAck,
-    ) {
-        self.flight_before = self.flight();
-        self.update_window(seq, number, window.into());
-        let mut delivery = Delivery { original: true, ..Delivery::default() };
-        let (rack, prober) = (&mut self.rack, &mut self.prober);
-        let mut end = self.una;
-        // The number is usually the end of a segment, and the one behind it need not be looked at.
-        while end < number
-            && let Some(payload) = self.queue.pop_acked(number, |entry| {
-                end = entry.end;
-                rack.delivered(now, entry, false, None);
-                prober.delivered(entry.end, entry.bytes());
-                delivery.bytes += entry.bytes();
-                delivery.sample_original = delivery.sample_original.max(Some(entry.sent));
-            })
-        {
-            payload.release(link);
-        }
-        let acked = number - self.una;
-        self.advance(now, number, false);
-        if let Some(sent) = delivery.sample_original {
-            self.rtt.sample(now, sent);
-            self.tlp.measured = true;
-        }
-        self.rack.adapt(self.una, self.nxt, false);
-        self.reorder_at = None;
-        if self.was_limited_up_to(number) {
-            self.grow_by(now, acked, &delivery);
-        }
-        self.waiting_since = Some(now).filter(|_| !self.queue.is_empty());
-        if self.queue.is_empty() {
-            self.idle_since = Some(now);
-        }
     }
 
     /// Moves `SND.UNA` to `number`.
@@ -202,26 +195,35 @@ impl Sender {
         }
     }
 
-    /// Removes acknowledged segments and marks selectively acknowledged ones.
-    fn deliver(&mut self, link: &mut dyn Link, clock: Option<&Clock>, ack: &Ack<'_>) -> Delivery {
-        let mut delivery = Delivery::default();
-        let min_rtt = self.rtt.min();
-        let after_timeout = matches!(self.phase, RecoveryPhase::Loss { .. });
+    /// Removes acknowledged segments and marks selectively acknowledged ones. `PREDICTED`: none was retransmitted or selectively
+    /// acknowledged.
+    #[expect(clippy::inline_always, reason = "each arm has one call of it")]
+    #[inline(always)]
+    fn deliver<const PREDICTED: bool>(
+        &mut self,
+        link: &mut dyn Link,
+        clock: Option<&Clock>,
+        ack: &Ack<'_>,
+    ) -> Delivery {
+        let mut delivery = Delivery { original: PREDICTED, ..Delivery::default() };
+        let min_rtt = if PREDICTED { None } else { self.rtt.min() };
+        let after_timeout = !PREDICTED && matches!(self.phase, RecoveryPhase::Loss { .. });
         let (rack, prober) = (&mut self.rack, &mut self.prober);
         let mut note = |delivery: &mut Delivery, entry: &SentSegment| {
+            let retransmitted = !PREDICTED && entry.retransmitted;
             let echo_before = match (clock, ack.echo) {
-                (Some(clock), Some(echo)) => clock.echoes_before(echo, entry.sent),
+                (Some(clock), Some(echo)) if !PREDICTED => clock.echoes_before(echo, entry.sent),
                 _ => false,
             };
             rack.delivered(ack.now, entry, echo_before, min_rtt);
-            if !entry.retransmitted {
+            if !retransmitted {
                 prober.delivered(entry.end, entry.bytes());
             }
             delivery.bytes += entry.bytes();
-            delivery.original |= !entry.retransmitted;
-            delivery.retransmitted |= entry.retransmitted;
+            delivery.original |= !retransmitted;
+            delivery.retransmitted |= retransmitted;
             // After a time-out the echoed timestamp distinguishes transmissions, which are at least one tick apart.
-            let sample = if !entry.retransmitted {
+            let sample = if !retransmitted {
                 &mut delivery.sample_original
             } else if after_timeout && ack.echo.is_some() && !echo_before {
                 &mut delivery.sample_retransmitted
@@ -230,19 +232,24 @@ impl Sender {
             };
             *sample = (*sample).max(Some(entry.sent));
         };
-        let mut note_first = |entry: &SentSegment| {
-            if !entry.sacked {
-                note(&mut delivery, entry);
-            }
-        };
-        while let Some(payload) = self.queue.pop_acked(ack.number, &mut note_first) {
+        let mut end = self.una;
+        // A predicted number is nearly always the end of a segment, and the one behind it need not be looked at. In general a part
+        // of a divided segment may have been acknowledged before.
+        while (!PREDICTED || end < ack.number)
+            && let Some(payload) = self.queue.pop_acked(ack.number, |entry| {
+                end = entry.end;
+                if PREDICTED || !entry.sacked {
+                    note(&mut delivery, entry);
+                }
+            })
+        {
             payload.release(link);
         }
         // Segments that waited beyond a gap until a retransmission filled it do not measure the path.
         if delivery.retransmitted {
             delivery.sample_original = None;
         }
-        if !ack.blocks.is_empty() {
+        if !PREDICTED && !ack.blocks.is_empty() {
             self.queue.sack(ack.blocks, |entry| note(&mut delivery, entry));
         }
         delivery
@@ -481,7 +488,6 @@ impl Sender {
 
     /// Grows the window, or in fast recovery sets it by PRR. `lost` says whether the ACK has shown a loss.
     fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery, lost: bool) {
-        let limited = self.was_limited_up_to(ack.number);
         match self.phase {
             RecoveryPhase::Recovery { .. } => {
                 // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
@@ -493,13 +499,20 @@ impl Sender {
                     self.window.cwnd = prr.window(newly, pipe, ssthresh, smss, acked.is_some() && !lost);
                 }
             }
-            RecoveryPhase::Open | RecoveryPhase::Loss { .. } => {
-                if let Some(bytes) =
-                    acked.filter(|_| limited || matches!(self.phase, RecoveryPhase::Loss { .. }))
-                {
+            RecoveryPhase::Open => self.grow_open(ack, acked, delivery),
+            RecoveryPhase::Loss { .. } => {
+                if let Some(bytes) = acked {
                     self.grow_by(ack.now, bytes, delivery);
                 }
             }
+        }
+    }
+
+    /// Grows the window outside of recovery, if it limited the sender.
+    #[inline]
+    fn grow_open(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
+        if let Some(bytes) = acked.filter(|_| self.was_limited_up_to(ack.number)) {
+            self.grow_by(ack.now, bytes, delivery);
         }
     }
 

@@ -177,7 +177,7 @@ fn an_undisturbed_transfer_is_predicted_and_a_deviation_is_not() {
         ..segment(Some(Timestamps { value: 200, echo: 100 }))
     };
     let predicts = |twin: &Twin, segment: &Segment| {
-        segment.plain().is_some_and(|plain| twin.script.conn.predicts(now, &plain))
+        segment.predictable().is_some_and(|plain| twin.script.conn.predicts(now, &plain))
     };
     assert!(predicts(&twin, &expected));
     let pushed = Segment { flags: Flags { psh: true, ..expected.flags }, ..expected };
