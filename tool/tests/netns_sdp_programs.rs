@@ -596,12 +596,8 @@ fn netns_sdp_the_end_of_a_program_waits_for_its_data() {
         format!("exec socat -u TCP-LISTEN:{PORT},reuseaddr SYSTEM:'sleep 0.5; cat > {}'", got.display());
     let mut server = shell(&lab, Side::B, By::Sdp, &script);
     wait_for_listener(&lab, By::Sdp, &mut server);
-    let program = "import socket, sys, os\n\
-        s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n\
-        s.sendall(open(sys.argv[3], 'rb').read())\n\
-        os._exit(0)\n";
     let python = lab.file("sends.py");
-    fs::write(&python, program).unwrap();
+    fs::write(&python, SENDS).unwrap();
     let script = format!(
         "exec /usr/bin/python3 {} {} {PORT} {}",
         python.display(),
@@ -613,6 +609,8 @@ fn netns_sdp_the_end_of_a_program_waits_for_its_data() {
     assert_same(&file, &got);
     assert_eq!(carried(&output, "python3").0, 4_000_000, "{output}");
 }
+
+const SENDS: &str = include_str!("python/sends.py");
 
 /// As with TCP, a program can read all data that arrived before a reset, even if more came than its socket can hold, and whether
 /// or not the peer ended its direction first. A program that sends instead of reading notices the reset at once. One that only
@@ -632,39 +630,7 @@ fn netns_sdp_data_before_a_reset_can_be_read() {
     assert!(read.starts_with("1000000 reset\n1000000 the end\nbroken\n"), "{read}");
 }
 
-const READS_BEFORE_RESET: &str = r"
-import socket, struct, sys, time
-role, address = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
-if role == 'read':
-    listener = socket.create_server(address)
-    for _ in range(2):
-        connection, _ = listener.accept()
-        time.sleep(0.6)
-        received = 0
-        try:
-            while data := connection.recv(10000):
-                received += len(data)
-            print(received, 'the end')
-        except ConnectionResetError:
-            print(received, 'reset')
-    connection, _ = listener.accept()
-    connection.settimeout(5)
-    try:
-        while True:
-            connection.sendall(bytes(1000))
-    except (ConnectionResetError, BrokenPipeError):
-        print('broken')
-else:
-    for ends in (False, True, False):
-        s = socket.create_connection(address)
-        s.sendall(bytes(1000000))
-        if ends:
-            s.shutdown(socket.SHUT_WR)
-        time.sleep(0.3)
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-        s.close()
-        time.sleep(0.6)
-";
+const READS_BEFORE_RESET: &str = include_str!("python/reset_after_data.py");
 
 /// The kernel resets the connections of a killed process, as it does for TCP: an error for the peer's program, not the end of
 /// the stream.
@@ -690,33 +656,7 @@ fn netns_sdp_a_killed_program_resets_its_peer() {
     assert!(tshark::sdp_messages(&capture).unwrap().contains_key(&0xff), "no data in {}", capture.display());
 }
 
-const KILLED: &str = r"
-import socket, sys, time
-role, address = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
-if role == 'serve':
-    connection, _ = socket.create_server(address).accept()
-    assert connection.recv(1) == b'x'
-    connection.settimeout(0.05)
-    try:
-        while True:
-            connection.sendall(b'.')
-            try:
-                assert connection.recv(1) == b'', 'more data'
-                print('the end')
-                break
-            except TimeoutError:
-                pass
-    except (ConnectionResetError, BrokenPipeError):
-        print('reset')
-else:
-    s = socket.create_connection(address)
-    s.sendall(b'x')
-    # The capture is written at intervals.
-    for _ in range(10):
-        assert s.recv(1) == b'.'
-    print('exchanged', flush=True)
-    time.sleep(60)
-";
+const KILLED: &str = include_str!("python/killed.py");
 
 /// At either end, the n-th thread of the library and all later ones cannot be started. The connection then uses TCP or is reset at both
 /// ends; it is neither half-open nor, to a program, closed in order.
@@ -755,42 +695,7 @@ fn netns_sdp_threads_that_cannot_be_started_leave_no_connection() {
     }
 }
 
-const THREADS: &str = r"
-import socket, sys
-role, address = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
-
-def outcome(s, answer):
-    s.settimeout(20)
-    try:
-        data = s.recv(5)
-        if data == b'hello':
-            s.sendall(answer)
-            return 'echoed'
-        return 'stopped' if data == b'stop!' else 'wrong: the end'
-    except (ConnectionResetError, BrokenPipeError):
-        return 'reset'
-    except TimeoutError:
-        return 'wrong: half-open'
-
-if role == 'serve':
-    listener = socket.create_server(address)
-    print('ready', flush=True)
-    end = None
-    while end != 'stopped':
-        s, _ = listener.accept()
-        end = outcome(s, b'hello')
-        s.close()
-        print(end, flush=True)
-elif role == 'call':
-    try:
-        s = socket.create_connection(address)
-        s.sendall(b'hello')
-        print(outcome(s, b''))
-    except (ConnectionResetError, BrokenPipeError):
-        print('reset')
-else:
-    socket.create_connection(address).sendall(b'stop!')
-";
+const THREADS: &str = include_str!("python/threads.py");
 
 /// Thousands of connections of one program at a time, and more in turn, keep their bytes and names.
 #[test]
@@ -800,66 +705,7 @@ fn netns_sdp_a_program_has_thousands_of_connections() {
     assert_eq!(carried(&output, "python3"), (52_000, 52_000), "{output}");
 }
 
-const MANY: &str = r"
-import resource, select, socket, sys
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-AT_ONCE, LATER = 2000, 1500
-
-def exactly(s, n):
-    data = b''
-    while len(data) < n:
-        data += s.recv(n - len(data)) or exit('the stream has ended')
-    return data
-
-def word(i):
-    return b'%07d ' % i
-
-def echo(s, i):
-    s.sendall(word(i))
-    assert exactly(s, 8) == word(i), i
-
-if role == 'serve':
-    listener = socket.create_server((host, port), backlog=4096)
-    epoll, sockets, ended = select.epoll(), {}, 0
-    epoll.register(listener, select.EPOLLIN)
-    while ended < AT_ONCE + LATER:
-        for fd, event in epoll.poll(50):
-            if fd == listener.fileno():
-                s, peer = listener.accept()
-                assert s.getpeername() == peer
-                sockets[s.fileno()] = s, peer
-                epoll.register(s, select.EPOLLIN)
-                continue
-            s, peer = sockets[fd]
-            data = s.recv(1000)
-            if data:
-                s.sendall(data)
-            else:
-                epoll.unregister(fd)
-                sockets.pop(fd)[0].close()
-                ended += 1
-else:
-    sockets = [socket.create_connection((host, port)) for i in range(AT_ONCE)]
-    for turn in range(2):
-        for i, s in enumerate(sockets):
-            s.sendall(word(i + turn))
-        for i, s in enumerate(sockets):
-            assert exactly(s, 8) == word(i + turn), i
-    for s in sockets[1000:]:
-        s.close()
-    del sockets[1000:]
-    for i in range(LATER):
-        s = socket.create_connection((host, port))
-        echo(s, i)
-        s.close()
-    assert {s.getpeername() for s in sockets} == {(host, port)}
-    assert len({s.getsockname()[0] for s in sockets}) == 1 and sockets[0].getsockname()[0] != '127.0.0.1'
-    for i, s in enumerate(sockets):
-        echo(s, i)
-        s.close()
-print('all is well', flush=True)
-";
+const MANY: &str = include_str!("python/many.py");
 
 /// Names, options and readiness of a socket over SDP are those of a TCP socket.
 #[test]
@@ -877,83 +723,7 @@ fn netns_sdp_a_python_program_sees_a_socket_as_ever() {
     assert!(served.contains(&format!("accepted {local}")), "{served}");
 }
 
-const PROGRAM: &str = r"
-import os, select, socket, sys, time
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-if role == 'serve':
-    listener = socket.create_server((host, port))
-    connection, peer = listener.accept()
-    assert connection.getsockname() == (host, port), connection.getsockname()
-    assert connection.getpeername() == peer
-    print('accepted', peer[0], flush=True)
-    while True:
-        data = connection.recv(65536)
-        if not data:
-            break
-        connection.sendall(data)
-    connection.sendall(b'the end')
-else:
-    s = socket.socket()
-    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    epoll = select.epoll()
-    # Registered before it is connected, as boost.asio does, and in a nested set.
-    epoll.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-    outer = select.epoll()
-    outer.register(epoll, select.EPOLLIN)
-    s.setblocking(False)
-    try:
-        s.connect((host, port))
-    except BlockingIOError:
-        pass
-    assert outer.poll(10), 'the nested set'
-    events = epoll.poll(10)
-    assert any(e & select.EPOLLOUT for _, e in events), events
-    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
-    assert s.getsockname()[0] == sys.argv[4], s.getsockname()
-    assert s.getpeername() == (host, port)
-    assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    s.setblocking(True)
-    s.settimeout(10)
-    s.sendall(b'hello')
-    assert s.recv(5, socket.MSG_WAITALL | socket.MSG_PEEK) == b'hello'
-    assert s.recv(5) == b'hello'
-    copy = os.dup(s.fileno())
-    pid = os.fork()
-    if pid == 0:
-        # The child uses the connection of its parent, whose library has its threads there.
-        assert s.getpeername() == (host, port)
-        s.sendall(b'from the child')
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    got = b''
-    while len(got) < 14:
-        got += s.recv(100)
-    assert got == b'from the child', got
-    os.write(copy, b'by another number')
-    os.close(copy)
-    assert s.recv(17, socket.MSG_WAITALL) == b'by another number'
-    with open(sys.argv[0], 'rb') as file:
-        text = file.read()
-        file.seek(0)
-        s.sendfile(file)
-    back = s.recv(len(text), socket.MSG_WAITALL)
-    assert back == text, (len(back), len(text))
-    s.shutdown(socket.SHUT_WR)
-    rest = b''
-    while True:
-        data = s.recv(100)
-        if not data:
-            break
-        rest += data
-    assert rest == b'the end', rest
-    # Nobody listens there: the fall-back's error is TCP's.
-    try:
-        socket.create_connection((host, port + 1), 5)
-        raise AssertionError('connected')
-    except ConnectionRefusedError:
-        pass
-    print('all is well', flush=True)
-";
+const PROGRAM: &str = include_str!("python/program.py");
 
 /// A reset passes the relays of both ends, whatever these are doing: a program sees it as with TCP.
 #[test]
@@ -962,57 +732,7 @@ fn netns_sdp_resets_reach_programs_that_do_not_read_and_half_closed_connections(
     serve_and_call(&lab, RESETS);
 }
 
-const RESETS: &str = r"
-import select, socket, struct, sys
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-
-def reset(s):
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-    s.close()
-
-def wait_for_reset(s, case):
-    poll = select.poll()
-    poll.register(s, 0)
-    events = poll.poll(50000)
-    assert events and events[0][1] & select.POLLERR, (case, events)
-    error = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    print(case, error, flush=True)
-
-if role == 'serve':
-    listener = socket.create_server((host, port))
-    # Nobody reads, and the relays are full.
-    s, _ = listener.accept()
-    wait_for_reset(s, 'full')
-    # The peer resets after it has shut down its direction.
-    s, _ = listener.accept()
-    assert s.recv(10) == b'x' and s.recv(10) == b''
-    s.sendall(b'k')
-    wait_for_reset(s, 'half-closed')
-    # This end does.
-    s, _ = listener.accept()
-    s.shutdown(socket.SHUT_WR)
-    assert s.recv(10) == b'x'
-    reset(s)
-else:
-    s = socket.create_connection((host, port))
-    s.settimeout(2)
-    try:
-        while True:
-            s.sendall(bytes(1 << 20))
-    except TimeoutError:
-        pass
-    reset(s)
-    s = socket.create_connection((host, port))
-    s.sendall(b'x')
-    s.shutdown(socket.SHUT_WR)
-    assert s.recv(10) == b'k'
-    reset(s)
-    s = socket.create_connection((host, port))
-    assert s.recv(10) == b''
-    s.sendall(b'x')
-    wait_for_reset(s, 'half-closed by the peer')
-print('all is well', flush=True)
-";
+const RESETS: &str = include_str!("python/resets.py");
 
 /// Urgent data of a program has the same outcome over SDP as over TCP: SIGURG, POLLPRI, the mark, `MSG_OOB` and `SO_OOBINLINE`.
 #[test]
@@ -1040,95 +760,7 @@ fn netns_sdp_urgent_data_has_the_outcome_of_tcp() {
     assert_eq!(sdp, tcp);
 }
 
-const URGENT: &str = r"
-import fcntl, os, select, signal, socket, struct, sys
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-signals = 0
-
-def urgent(number, frame):
-    global signals
-    signals += 1
-
-signal.signal(signal.SIGURG, urgent)
-
-def own(s):
-    fcntl.fcntl(s, fcntl.F_SETOWN, os.getpid())
-
-def at_mark(s):
-    return struct.unpack('i', fcntl.ioctl(s, 0x8905, bytes(4)))[0] == 1
-
-def wait_for_urgent(s):
-    poll = select.poll()
-    poll.register(s, select.POLLPRI)
-    return [events & select.POLLPRI != 0 for _, events in poll.poll(50000)]
-
-def to_mark(s):
-    data = b''
-    while not at_mark(s):
-        data += s.recv(100)
-    return data
-
-def exactly(s, n):
-    data = b''
-    while len(data) < n:
-        data += s.recv(n - len(data)) or exit('the stream has ended')
-    return data
-
-def pings(s, first):
-    for i in range(200):
-        if first:
-            s.sendall(bytes([i]) * 64)
-        assert exactly(s, 64) == bytes([i]) * 64
-        if not first:
-            s.sendall(bytes([i]) * 64)
-
-def speak(s):
-    for before, byte, after in [(b'abc', b'X', b'def'), (b'ghi', b'Y', b'jkl')]:
-        assert exactly(s, 1) == b'r'
-        s.sendall(before)
-        print('sent', s.send(byte, socket.MSG_OOB))
-        assert exactly(s, 1) == b'n'
-        s.sendall(after)
-
-def listen(s):
-    s.sendall(b'r')
-    print('urgent', wait_for_urgent(s), 'before', to_mark(s), 'signals', signals > 0)
-    print('out of line', s.recv(1, socket.MSG_OOB))
-    try:
-        s.recv(1, socket.MSG_OOB)
-    except OSError as error:
-        print('again', error.errno)
-    s.sendall(b'n')
-    print('after', exactly(s, 3), at_mark(s))
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-    s.sendall(b'r')
-    print('urgent', wait_for_urgent(s), 'before', to_mark(s))
-    s.sendall(b'n')
-    print('in line', exactly(s, 4), at_mark(s))
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 0)
-
-BULK = bytes(i * 7 & 255 for i in range(400001))
-if role == 'serve':
-    listener = socket.create_server((host, port))
-    s, _ = listener.accept()
-    own(s)
-    pings(s, False)
-    listen(s)
-    speak(s)
-    s.sendall(BULK)
-    pings(s, False)
-    print('end', s.recv(1))
-else:
-    s = socket.create_connection((host, port))
-    own(s)
-    pings(s, True)
-    speak(s)
-    listen(s)
-    print('bulk', exactly(s, len(BULK)) == BULK)
-    pings(s, True)
-    s.close()
-print('all is well', flush=True)
-";
+const URGENT: &str = include_str!("python/urgent.py");
 
 /// Whatever calls a program mixes, those that go straight to the stream, those that use the kernel's socket, and those of a child that
 /// has inherited it, the bytes keep their order.
@@ -1161,71 +793,7 @@ fn netns_sdp_long_writes_keep_their_bytes() {
     assert!(sent > 18 << 20, "not over SDP: {output}");
 }
 
-const LONG: &str = r"
-import hashlib, select, socket, sys, time
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-LENGTHS = [1 << 20, 32768, 32767, 700001, (1 << 19) + 1, 100000, 3 << 20, 65536, 1 << 19]
-
-def pattern(i, n):
-    return (bytes((i * 7 + j) & 255 for j in range(251)) * (n // 251 + 1))[:n]
-
-if role == 'serve':
-    listener = socket.create_server((host, port))
-    s, _ = listener.accept()
-    for turn in range(3):
-        for i, n in enumerate(LENGTHS):
-            data = b''
-            while len(data) < n:
-                data += s.recv(n - len(data)) or exit('the stream has ended')
-            assert data == pattern(i, n), (turn, i)
-        s.sendall(b'k')
-    # Does not read until the peer cannot write any more.
-    assert s.recv(1) == b'f'
-    s.sendall(b'f')
-    stop = int.from_bytes(listener.accept()[0].recv(8), 'big')
-    digest, got = hashlib.sha256(), 0
-    while got < stop:
-        data = s.recv(1 << 20)
-        digest.update(data)
-        got += len(data)
-    s.sendall(digest.digest())
-    assert s.recv(1) == b''
-else:
-    s = socket.create_connection((host, port))
-    for turn in range(3):
-        s.setblocking(turn != 1)
-        for i, n in enumerate(LENGTHS):
-            data = memoryview(pattern(i, n))
-            while data:
-                select.select([], [s], [])
-                data = data[s.send(data):]
-        select.select([s], [], [])
-        assert s.recv(1) == b'k'
-    s.setblocking(True)
-    s.sendall(b'f')
-    assert s.recv(1) == b'f'
-    s.setblocking(False)
-    digest, sent, full = hashlib.sha256(), 0, 0
-    while full < 20:
-        try:
-            data = pattern(sent & 255, 1 << 20)
-            n = s.send(data)
-            digest.update(data[:n])
-            sent += n
-            full = 0
-        except BlockingIOError:
-            full += 1
-            time.sleep(0.05)
-    other = socket.create_connection((host, port))
-    other.sendall(sent.to_bytes(8, 'big'))
-    s.setblocking(True)
-    got = b''
-    while len(got) < 32:
-        got += s.recv(32 - len(got))
-    assert got == digest.digest()
-    s.shutdown(socket.SHUT_WR)
-print('all is well', flush=True)
-";
+const LONG: &str = include_str!("python/long.py");
 
 /// A read waits for as many bytes as `SO_RCVLOWAT` says, also in a program whose reads went straight to the stream before, or that has set
 /// it before it connected.
@@ -1234,46 +802,7 @@ fn netns_sdp_reads_wait_for_the_low_mark() {
     serve_and_call(&lab(), LOW_MARK);
 }
 
-const LOW_MARK: &str = r"
-import socket, sys, time
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-if role == 'serve':
-    listener = socket.create_server((host, port))
-    for turn in range(2):
-        s, _ = listener.accept()
-        while s.recv(1) == b'm':
-            s.sendall(b'x' * 10)
-            time.sleep(0.03)
-            s.sendall(b'x' * 90)
-else:
-    def first_byte():
-        # A program that polls: what comes stays in the stream.
-        s.sendall(b'm')
-        s.setblocking(False)
-        while True:
-            try:
-                assert s.recv(1) == b'x'
-                break
-            except BlockingIOError:
-                pass
-        s.setblocking(True)
-
-    for before in [False, True]:
-        s = socket.socket()
-        if before:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 50)
-        s.connect((host, port))
-        if not before:
-            first_byte()
-            assert s.recv(99, socket.MSG_WAITALL) == b'x' * 99
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 50)
-        for _ in range(5):
-            first_byte()
-            got = s.recv(1000)
-            assert len(got) == 99, (before, len(got))
-        s.close()
-print('all is well', flush=True)
-";
+const LOW_MARK: &str = include_str!("python/low_mark.py");
 
 /// The peer does not read. A handler without `SA_RESTART` ends a long write wherever in it the signal comes, a handler with it one that
 /// has sent something; a signal that the program ignores ends none.
@@ -1288,13 +817,7 @@ fn netns_sdp_a_signal_ends_a_long_write() {
     assert!(passed_by(&output) > 0, "{output}");
 }
 
-const SILENT: &str = "
-import socket, sys
-listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
-kept = []
-while True:
-    kept.append(listener.accept())
-";
+const SILENT: &str = include_str!("python/silent.py");
 
 /// Long writes and reads pass the loopback by, whatever ways of waiting, flags and owners a program changes between. Each way of writing
 /// meets each way of reading.
@@ -1316,196 +839,7 @@ fn netns_sdp_long_writes_and_reads_pass_the_loopback_by() {
     }
 }
 
-const PIECES: &str = r"
-import array, fcntl, hashlib, os, random, select, socket, sys, tempfile, termios, time
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-TOTAL = 4 << 20
-CONTENT = random.Random(16).randbytes(TOTAL)
-
-class Way:
-    def __init__(self, s):
-        self.s, self.at = s, 0
-
-    def write(self, n):
-        return self.s.send(memoryview(CONTENT)[self.at:self.at + n])
-
-    def wrote(self, n):
-        self.at += n
-
-    # 0 when all was read: nothing more comes before the answer to it.
-    def read(self, n, flags=0):
-        if self.at == TOTAL:
-            return 0
-        data = self.s.recv(n, flags)
-        assert data == CONTENT[self.at:self.at + len(data)], ('other bytes at', self.at, len(data))
-        if not flags & socket.MSG_PEEK:
-            self.at += len(data)
-        return len(data)
-
-def write_waiting(way):
-    while way.at < TOTAL:
-        way.wrote(way.write(1 << 20))
-
-def write_by_select(way):
-    way.s.setblocking(False)
-    while way.at < TOTAL:
-        select.select([], [way.s], [])
-        try:
-            for _ in range(10):
-                way.wrote(way.write(1 << 20))
-        except BlockingIOError:
-            pass
-
-def write_by_edges(way):
-    way.s.setblocking(False)
-    edges = select.epoll()
-    edges.register(way.s, select.EPOLLOUT | select.EPOLLET)
-    while way.at < TOTAL:
-        edges.poll(20) or exit('no edge')
-        try:
-            while way.at < TOTAL:
-                way.wrote(way.write(700001))
-        except BlockingIOError:
-            pass
-
-def write_lengths(way):
-    lengths = random.Random(5)
-    while way.at < TOTAL:
-        n = min(TOTAL - way.at, lengths.choice([1, 100, 32768, 40000, 100000, 1 << 18, 1 << 20]))
-        how = lengths.randrange(4)
-        if how == 0:
-            with tempfile.TemporaryFile() as file:
-                file.write(CONTENT[way.at:way.at + n])
-                file.flush()
-                way.wrote(os.sendfile(way.s.fileno(), file.fileno(), 0, n))
-        elif how == 1:
-            part = memoryview(CONTENT)[way.at:way.at + n]
-            way.wrote(way.s.sendmsg([part[:n // 3], b'', part[n // 3:n // 2], part[n // 2:]]))
-        else:
-            way.wrote(way.write(n))
-
-def write_by_a_child(way):
-    while way.at < TOTAL // 2:
-        way.wrote(way.write(1 << 20))
-    child = os.fork()
-    if child == 0:
-        write_waiting(way)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-def write_by_a_duplicate(way):
-    while way.at < TOTAL // 2:
-        way.wrote(way.write(1 << 19))
-    way.s = way.s.dup()
-    write_waiting(way)
-
-def read_waiting(way):
-    while way.read(1 << 20):
-        pass
-
-def read_by_select(way):
-    way.s.setblocking(False)
-    while way.at < TOTAL:
-        select.select([way.s], [], [], 20)[0] or exit('never readable')
-        try:
-            while True:
-                if way.read(1 << 20) == 0:
-                    return
-        except BlockingIOError:
-            pass
-
-def read_by_edges(way):
-    way.s.setblocking(False)
-    edges = select.epoll()
-    edges.register(way.s, select.EPOLLIN | select.EPOLLET)
-    while way.at < TOTAL:
-        edges.poll(20) or exit('no edge')
-        try:
-            while True:
-                if way.read(300000) == 0:
-                    return
-        except BlockingIOError:
-            pass
-
-def read_lengths(way):
-    lengths = random.Random(6)
-    while way.at < TOTAL:
-        n = lengths.choice([1, 100, 4096, 5000, 32768, 100000, 1 << 20])
-        how = lengths.randrange(6)
-        if how == 0:
-            way.read(n, socket.MSG_PEEK)
-        if how == 1:
-            n = min(n, TOTAL - way.at)
-            assert way.read(n, socket.MSG_WAITALL) == n
-        elif how == 2:
-            # Level-triggered readiness stays true while something is left.
-            select.select([way.s], [], [], 20)[0] or exit('never readable')
-            way.read(n)
-        elif how == 3:
-            first, second = bytearray(7), bytearray(n)
-            got = way.s.recvmsg_into([first, second])[0]
-            assert bytes(first + second)[:got] == CONTENT[way.at:way.at + got]
-            way.at += got
-        else:
-            way.read(n)
-
-def read_what_is_there(way):
-    while way.at < TOTAL:
-        select.select([way.s], [], [], 20)[0] or exit('never readable')
-        there = array.array('i', [0])
-        fcntl.ioctl(way.s, termios.FIONREAD, there)
-        way.read(there[0])
-        way.read(1 << 18)
-
-def read_above_a_mark(way):
-    while way.at < TOTAL:
-        way.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(100000, TOTAL - way.at))
-        select.select([way.s], [], [], 20)[0] or exit('never readable')
-        way.read(1 << 18)
-
-def read_late(way):
-    while way.read(1 << 18):
-        time.sleep(0.06 if way.at < TOTAL // 4 else 0)
-
-def read_by_a_child(way):
-    while way.at < TOTAL // 2:
-        way.read(1 << 18)
-    child = os.fork()
-    if child == 0:
-        read_waiting(way)
-        os._exit(0 if way.at == TOTAL else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    way.at = TOTAL
-
-def read_by_a_duplicate(way):
-    while way.at < TOTAL // 2:
-        way.read(1 << 18)
-    way.s = way.s.dup()
-    read_waiting(way)
-
-WRITES = [write_waiting, write_by_select, write_by_edges, write_lengths, write_by_a_duplicate, write_by_a_child]
-READS = [read_waiting, read_by_select, read_by_edges, read_lengths, read_what_is_there, read_above_a_mark, read_late,
-         read_by_a_duplicate, read_by_a_child]
-if role == 'serve':
-    listener = socket.create_server((host, port))
-ways = [(write, read) for write in WRITES for read in READS]
-for write, read in ways:
-    if role == 'serve':
-        way = Way(listener.accept()[0])
-        read(way)
-        assert way.at == TOTAL, (write, read, way.at)
-        way.s.setblocking(True)
-        way.s.sendall(b'k')
-        assert way.s.recv(1) == b''
-    else:
-        way = Way(socket.create_connection((host, port)))
-        write(way)
-        way.s.setblocking(True)
-        assert way.s.recv(1) == b'k', (write, read)
-    way.s.close()
-print('written', TOTAL * len(ways))
-print('all is well', flush=True)
-";
+const PIECES: &str = include_str!("python/pieces.py");
 
 /// Bytes that went straight from and to streams, past the loopback.
 fn passed_by(output: &str) -> u64 {
@@ -1513,119 +847,7 @@ fn passed_by(output: &str) -> u64 {
     output.lines().filter(|line| line.contains("passed the loopback by")).filter_map(number).sum()
 }
 
-const MIXED: &str = r"
-import os, random, select, socket, subprocess, sys, tempfile, threading, time
-role, host, port, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-TOTAL = 1 << 20
-
-def byte(at):
-    return (at * 31 + (at >> 8) * 7 + seed) & 255
-
-def pattern(at, n):
-    return bytes(byte(i) for i in range(at, at + n))
-
-def send(s, data, random):
-    how = random.randrange(8)
-    if how == 0:
-        return s.send(data)
-    if how == 1:
-        return os.write(s.fileno(), data)
-    if how == 2:
-        return os.writev(s.fileno(), [data[:7], b'', data[7:]])
-    if how == 3:
-        return s.sendmsg([data[:100], data[100:]])
-    if how == 4:
-        with tempfile.TemporaryFile() as file:
-            file.write(data)
-            file.flush()
-            return os.sendfile(s.fileno(), file.fileno(), 0, len(data))
-    if how == 5:
-        try:
-            return s.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-    if how == 6 and random.randrange(40) == 0:
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(data)
-            file.flush()
-            subprocess.run(['cat', file.name], stdout=s, check=True)
-            return len(data)
-    s.sendall(data)
-    return len(data)
-
-def receive(s, n, random):
-    how = random.randrange(8)
-    if how == 0:
-        return os.read(s.fileno(), n)
-    if how == 1:
-        first, second = bytearray(3), bytearray(n)
-        got = os.readv(s.fileno(), [first, second])
-        return bytes(first + second)[:got]
-    if how == 2:
-        return s.recvmsg(n)[0]
-    if how == 3:
-        seen = s.recv(n, socket.MSG_PEEK)
-        data = s.recv(len(seen)) if seen else seen
-        assert seen.startswith(data) or data.startswith(seen)
-        return data
-    if how == 4:
-        select.select([s], [], [])
-        return s.recv(n)
-    if how == 5:
-        while True:
-            try:
-                return s.recv(n, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                if random.randrange(50) == 0:
-                    poll = select.poll()
-                    poll.register(s, select.POLLIN)
-                    poll.poll()
-    if how == 6:
-        return s.recv(min(n, 5), socket.MSG_WAITALL) if n > 5 else s.recv(n)
-    return s.recv(n)
-
-def send_all(s, random):
-    at = 0
-    while at < TOTAL:
-        n = min(TOTAL - at, random.choice([1, 64, 64, 64, 1000, 5000, 100000]))
-        data = pattern(at, n)
-        at += send(s, data, random)
-        if random.randrange(20) == 0:
-            time.sleep(random.choice([0, 0.0001, 0.003]))
-    s.shutdown(socket.SHUT_WR)
-
-if role == 'serve':
-    listener = socket.create_server((host, port))
-    s, _ = listener.accept()
-else:
-    s = socket.create_connection((host, port))
-# Requests and answers first: they are what passes the loopback by.
-def exactly(n):
-    got = b''
-    while len(got) < n:
-        got += s.recv(n - len(got))
-    return got
-
-for i in range(300):
-    if role == 'serve':
-        assert exactly(64) == pattern(i, 64)
-        s.send(pattern(i + 1, 64))
-    else:
-        s.send(pattern(i, 64))
-        assert exactly(64) == pattern(i + 1, 64)
-writer = threading.Thread(target=send_all, args=(s, random.Random(seed * 2 + (role == 'serve'))))
-writer.start()
-at, own = 0, random.Random(seed * 7 + (role == 'serve'))
-while True:
-    data = receive(s, own.choice([1, 64, 1000, 30000, 200000]), own)
-    if not data:
-        break
-    assert data == pattern(at, len(data)), ('other bytes at', at, len(data))
-    at += len(data)
-assert at == TOTAL, at
-writer.join()
-print('all is well', flush=True)
-";
+const MIXED: &str = include_str!("python/mixed.py");
 
 /// Whoever closes, replaces, duplicates or passes on the descriptor of a connection, by whatever call: no byte goes to another file or
 /// comes out of order.
@@ -1636,277 +858,7 @@ fn netns_sdp_descriptors_that_change_hands_keep_their_bytes() {
     assert!(passed_by(&output) > 0, "nothing went straight to the stream: {output}");
 }
 
-const TRAPS: &str = r"
-import array, ctypes, os, socket, subprocess, sys, tempfile, threading, time
-role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-# By the names that the program itself would use, not those of the C library alone.
-libc = ctypes.CDLL(None, use_errno=True)
-libc.fdopen.restype = ctypes.c_void_p
-libc.fclose.argtypes = [ctypes.c_void_p]
-libc.syscall.restype = ctypes.c_long
-SYS_write, SYS_close = (1, 3) if os.uname().machine == 'x86_64' else (64, 57)
-SYS_io_uring_setup, SYS_close_range = 425, 436
-TURNS = 200
-
-def received(i):
-    return sys.argv[0] + '.' + str(i)
-
-def word(i):
-    return b'%07d ' % i
-
-def exactly(s, n):
-    data = b''
-    while len(data) < n:
-        data += s.recv(n - len(data)) or exit('the stream has ended')
-    return data
-
-class Connection:
-    count = 0
-
-    def __init__(self):
-        self.s = socket.create_connection((host, port))
-        # Requests and answers: what goes straight to the stream.
-        for i in range(20):
-            self.s.sendall(word(i))
-            assert exactly(self.s, 8) == word(i)
-        self.s.sendall(b'no echo ')
-        self.fd = self.s.fileno()
-        self.index = Connection.count
-        Connection.count += 1
-
-    def check(self, expected):
-        path = received(self.index)
-        while not os.path.exists(path):
-            time.sleep(0.01)
-        with open(path, 'rb') as file:
-            got = file.read()
-        assert got == expected, (self.index, len(got), len(expected), got[:200])
-
-def replaced(close):
-    'Closes a connection by `close`; another file gets its number.'
-    c = Connection()
-    fd = c.s.detach()
-    os.write(fd, b'before')
-    path = sys.argv[0] + '.other'
-    close(fd)
-    other = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    if other != fd:
-        os.dup2(other, fd)
-        os.close(other)
-    os.write(fd, b'for the file')
-    os.lseek(fd, 0, os.SEEK_SET)
-    assert os.read(fd, 100) == b'for the file'
-    os.close(fd)
-    c.check(b'before')
-
-def alternate(other_writes):
-    'Writes in turn with somebody else.'
-    c = Connection()
-    with other_writes(c) as write:
-        for i in range(TURNS):
-            os.write(c.fd, word(2 * i))
-            write(word(2 * i + 1))
-    c.s.close()
-    c.check(b''.join(word(i) for i in range(2 * TURNS)))
-
-class By:
-    'Writes by a function.'
-    def __init__(self, write, end=lambda: None):
-        self.write, self.end = write, end
-
-    def __enter__(self):
-        return self.write
-
-    def __exit__(self, *error):
-        self.end()
-
-def by_copy(c):
-    copy = os.dup(c.fd)
-    return By(lambda data: os.write(copy, data), lambda: os.close(copy))
-
-def by_system_call(c):
-    return By(lambda data: libc.syscall(SYS_write, c.fd, data, len(data)))
-
-def by_dprintf(c):
-    return By(lambda data: libc.dprintf(c.fd, b'%07d ', int(data)))
-
-def by_file(c):
-    file = libc.fdopen(os.dup(c.fd), b'w')
-    libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-    libc.fflush.argtypes = [ctypes.c_void_p]
-    def write(data):
-        libc.fputs(data, file)
-        libc.fflush(file)
-    return By(write, lambda: libc.fclose(file))
-
-def by_same_file(c):
-    file = libc.fdopen(c.fd, b'w')
-    libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-    libc.fflush.argtypes = [ctypes.c_void_p]
-    def write(data):
-        libc.fputs(data, file)
-        libc.fflush(file)
-    return By(write)
-
-def by_fork(c):
-    turn, done = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        turn.close()
-        while True:
-            data = done.recv(8)
-            if not data:
-                os._exit(0)
-            os.write(c.fd, data)
-            done.send(b'd')
-    done.close()
-    def write(data):
-        turn.send(data)
-        assert turn.recv(1) == b'd'
-    def end():
-        turn.close()
-        assert os.waitpid(pid, 0)[1] == 0
-    return By(write, end)
-
-def by_passing(c):
-    # The child was forked before the connection was made.
-    helper.sendmsg([b'f'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [c.fd]))])
-    def write(data):
-        helper.send(data)
-        assert helper.recv(1) == b'd'
-    def end():
-        helper.send(b'x')
-        assert helper.recv(1) == b'c'
-    return By(write, end)
-
-def by_children(c):
-    return By(lambda data: subprocess.run(['printf', '%s', data.decode()], stdout=c.fd, check=True))
-
-def by_spawn(c):
-    def write(data):
-        actions = [(os.POSIX_SPAWN_DUP2, c.fd, 1)]
-        pid = os.posix_spawn('/usr/bin/printf', ['printf', '%s', data.decode()], os.environ, file_actions=actions)
-        assert os.waitpid(pid, 0)[1] == 0
-    return By(write)
-
-def by_io_uring_setup(c):
-    libc.syscall(SYS_io_uring_setup, 4, ctypes.create_string_buffer(200))
-    return By(lambda data: os.write(c.fd, data))
-
-def raced(replace):
-    'Another thread writes while the connection is closed or replaced.'
-    c = Connection()
-    fd = c.s.detach()
-    written, replacement, begun = 0, bytes(64), threading.Event()
-    def run():
-        nonlocal written
-        try:
-            while not over.is_set() and written < 100000:
-                written += os.write(fd, replacement)
-                begun.set()
-        except OSError as error:
-            assert error.errno in (9, 32), error
-    over = threading.Event()
-    writer = threading.Thread(target=run)
-    writer.start()
-    begun.wait()
-    time.sleep(0.003)
-    stray = replace(fd)
-    time.sleep(0.003)
-    over.set()
-    writer.join()
-    c.check(bytes(written - stray()))
-
-def close_it(fd):
-    os.close(fd)
-    return lambda: 0
-
-def replace_it(fd):
-    path = sys.argv[0] + '.stray'
-    other = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    os.dup2(other, fd)
-    os.close(other)
-    def stray():
-        os.close(fd)
-        return os.path.getsize(path)
-    return stray
-
-if role == 'serve':
-    listener = socket.create_server((host, port), backlog=16)
-    i = 0
-    while True:
-        s, _ = listener.accept()
-        while (data := exactly(s, 8)) not in (b'no echo ', b'the end '):
-            s.sendall(data)
-        if data == b'the end ':
-            break
-        content = b''
-        while data := s.recv(1 << 16):
-            content += data
-        with open(received(i) + '.new', 'wb') as file:
-            file.write(content)
-        os.rename(received(i) + '.new', received(i))
-        i += 1
-else:
-    helper, far = socket.socketpair()
-    if os.fork() == 0:
-        helper.close()
-        while True:
-            data, passed, _, _ = far.recvmsg(8, 64)
-            if not data:
-                os._exit(0)
-            if data == b'f':
-                fd = array.array('i', passed[0][2])[0]
-            elif data == b'x':
-                os.close(fd)
-                far.send(b'c')
-            else:
-                os.write(fd, data)
-                far.send(b'd')
-    far.close()
-    for close in [
-        os.close,
-        lambda fd: libc.fclose(libc.fdopen(fd, b'r+')),
-        lambda fd: libc.close_range(fd, fd, 0),
-        lambda fd: libc.syscall(SYS_close, fd),
-        lambda fd: libc.syscall(SYS_close_range, fd, fd, 0),
-        lambda fd: os.dup2(0, fd),
-        lambda fd: libc.dup3(0, fd, 0),
-    ]:
-        replaced(close)
-    for way in [by_passing, by_copy, by_system_call, by_dprintf, by_file, by_same_file, by_fork]:
-        alternate(way)
-    TURNS = 5
-    alternate(by_children)
-    alternate(by_spawn)
-    for i in range(5):
-        raced(close_it)
-        raced(replace_it)
-    # Calls wait, or not, as the program has last said.
-    c = Connection()
-    for i in range(100):
-        c.s.setblocking(i % 2 == 0)
-        if i % 2:
-            try:
-                c.s.recv(1)
-                raise AssertionError('received')
-            except BlockingIOError:
-                pass
-        os.write(c.fd, word(i))
-    c.s.shutdown(socket.SHUT_WR)
-    try:
-        os.write(c.fd, b'late')
-        raise AssertionError('written')
-    except BrokenPipeError:
-        pass
-    c.check(b''.join(word(i) for i in range(100)))
-    # Nothing is tracked after this.
-    TURNS = 200
-    alternate(by_io_uring_setup)
-    last = socket.create_connection((host, port))
-    last.sendall(b'the end ')
-print('all is well', flush=True)
-";
+const TRAPS: &str = include_str!("python/traps.py");
 
 /// Compiles a program of this directory.
 fn compiled(lab: &Lab, compiler: &str, source: &str, options: &[&str]) -> PathBuf {

@@ -124,25 +124,7 @@ fn netns_sdp_a_program_without_privileges_uses_the_helper() {
 }
 
 /// Answers each connection with its name and what it has received. With a third argument it forks a child first that outlives it.
-const SERVER: &str = r"
-import os, socket, sys, time
-name, port = sys.argv[1], int(sys.argv[2])
-listener = socket.create_server(('', port))
-if len(sys.argv) > 3 and os.fork() == 0:
-    listener.close()
-    os.close(1)
-    os.close(2)
-    while os.path.exists(sys.argv[0]):
-        time.sleep(0.1)
-    os._exit(0)
-while True:
-    connection, _ = listener.accept()
-    received = b''
-    while data := connection.recv(100):
-        received += data
-    connection.sendall(name.encode() + b' has ' + received)
-    connection.close()
-";
+const SERVER: &str = include_str!("python/named_server.py");
 
 /// Three processes without privileges are on one interface at the same time, each with a device of its own: two services, which
 /// one port mapper announces, and a client.
