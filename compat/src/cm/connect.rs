@@ -102,15 +102,14 @@ pub extern "C" fn rdma_listen(id: Handle<Id>, backlog: c_int) -> c_int {
 
 /// Connects or accepts with `begin`, with the program's queue pair and parameters.
 fn establish(
-    id: Handle<Id>,
+    id: &Id,
     parameters: In<rdma_conn_param>,
     begin: impl FnOnce(&CmId, &QueuePair, Parameters) -> Result<(), CmError>,
 ) -> Result<(), Errno> {
-    let id = id.object()?;
     faults::catch();
     let mut inner = lock(&id.inner);
     let parameters = Parameters::of(parameters, &inner);
-    let qp = parameters.qp(&id, &inner)?;
+    let qp = parameters.qp(id, &inner)?;
     let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
     begin(&end.cm, &qp.qp, parameters).map_err(|error| failure::cm(&error))?;
     inner.qp = Arc::downgrade(&qp);
@@ -120,25 +119,25 @@ fn establish(
 }
 
 pub extern "C-unwind" fn rdma_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
-    if begin_connect(id, parameters) == 0 { id::complete(id) } else { -1 }
+    id::finish(begin_connect(id, parameters), id)
 }
 
 extern "C" fn begin_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
     let begin = |cm: &CmId, qp: &QueuePair, Parameters { private_data, ird, ord, .. }| {
         cm.connect(qp, ConnectOptions { private_data, ird, ord, framing: None, close_with_peer: true })
     };
-    minus_one(uncancelled(|| establish(id, parameters, begin)))
+    id::begin(id, |id| establish(id, parameters, begin))
 }
 
 pub extern "C-unwind" fn rdma_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
-    if begin_accept(id, parameters) == 0 { id::complete(id) } else { -1 }
+    id::finish(begin_accept(id, parameters), id)
 }
 
 extern "C" fn begin_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
     let begin = |cm: &CmId, qp: &QueuePair, Parameters { private_data, ird, ord, .. }| {
         cm.accept(qp, AcceptOptions { private_data, ird, ord, close_with_peer: true })
     };
-    minus_one(uncancelled(|| establish(id, parameters, begin)))
+    id::begin(id, |id| establish(id, parameters, begin))
 }
 
 pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c_int {
@@ -155,16 +154,15 @@ pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c
 
 /// Posted work is sent first. The event follows when both directions are closed.
 pub extern "C-unwind" fn rdma_disconnect(id: Handle<Id>) -> c_int {
-    if begin_disconnect(id) == 0 { id::complete(id) } else { -1 }
+    id::finish(begin_disconnect(id), id)
 }
 
 extern "C" fn begin_disconnect(id: Handle<Id>) -> c_int {
-    minus_one(uncancelled(|| {
-        let id = id.object()?;
+    id::begin(id, |id| {
         let inner = lock(&id.inner);
         let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
         end.cm.disconnect().map_err(|error| failure::cm(&error))
-    }))
+    })
 }
 
 /// Reports InfiniBand's "communication established", which iWARP does not have. As in the kernel, an error without a

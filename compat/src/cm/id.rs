@@ -410,9 +410,20 @@ pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The rest of a synchronous call that has begun: waits for its event.
-pub fn complete(id: Handle<Id>) -> c_int {
-    cancellable(|_| try_complete(id))
+/// Begins a step of an identifier. Returns -1 with `errno`, or whether [`finish`] has to wait for the event of the step, as for a
+/// synchronous identifier. An asynchronous one may be gone when this returns: another thread of the program may have read the
+/// events of the step, and destroyed the identifier.
+pub fn begin(id: Handle<Id>, step: impl FnOnce(&Arc<Id>) -> Result<(), Errno>) -> c_int {
+    failure::count(uncancelled(|| {
+        let id = id.object()?;
+        let is_sync = lock(&id.inner).is_sync;
+        step(&id).map(|()| is_sync.into())
+    }))
+}
+
+/// The rest of a call whose step has begun with the result `begun`: waits for the event of a synchronous identifier.
+pub fn finish(begun: c_int, id: Handle<Id>) -> c_int {
+    if begun > 0 { cancellable(|_| try_complete(id)) } else { begun }
 }
 
 extern "C" fn try_complete(id: Handle<Id>) -> Attempt {
@@ -458,4 +469,20 @@ pub extern "C" fn rdma_migrate_id(id: Handle<Id>, channel: Handle<Channel>) -> c
         id.object()?.migrate(to)
     };
     failure::minus_one(migrate())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As when a thread of the program accepts a request, and another one meanwhile reads the events up to DISCONNECTED and destroys
+    /// the identifier.
+    #[test]
+    fn an_identifier_may_be_destroyed_before_the_call_that_has_begun_its_step_returns() {
+        let channel = Channel::new().unwrap();
+        let id = Handle::<Id>::of(Id::new(&channel, false, std::ptr::null_mut(), PS_TCP).c_ptr());
+        let begun = begin(id, |_| destroy(id));
+        assert_eq!(finish(begun, id), 0);
+        assert_eq!(begin(id, |_| Ok(())), -1);
+    }
 }

@@ -229,7 +229,7 @@ pub extern "C-unwind" fn rdma_resolve_addr(
     peer: In<sockaddr>,
     limit_ms: c_int,
 ) -> c_int {
-    if begin_resolve(id, source, peer, limit_ms) == 0 { id::complete(id) } else { -1 }
+    id::finish(begin_resolve(id, source, peer, limit_ms), id)
 }
 
 extern "C" fn begin_resolve(
@@ -238,7 +238,7 @@ extern "C" fn begin_resolve(
     peer: In<sockaddr>,
     limit_ms: c_int,
 ) -> c_int {
-    minus_one(uncancelled(|| resolve_address(&id.object()?, source, peer, limit_ms)))
+    id::begin(id, |id| resolve_address(id, source, peer, limit_ms))
 }
 
 /// Begins to resolve an address; the caller completes the step.
@@ -254,11 +254,11 @@ pub fn resolve_address(
 
 /// With iWARP the route is known with the address.
 pub extern "C-unwind" fn rdma_resolve_route(id: Handle<Id>, _limit_ms: c_int) -> c_int {
-    if begin_route(id) == 0 { id::complete(id) } else { -1 }
+    id::finish(begin_route(id), id)
 }
 
 extern "C" fn begin_route(id: Handle<Id>) -> c_int {
-    minus_one(id.object().and_then(|id| resolve_route(&id)))
+    id::begin(id, |id| resolve_route(id))
 }
 
 /// Begins to resolve a route; the caller completes the step.
