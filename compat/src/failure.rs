@@ -20,11 +20,10 @@ const MAX_EXPLANATIONS: usize = 32;
 /// Prints the reason of an error for which a number says too little, on standard error and once in a process.
 pub fn explain(reason: &dyn Display) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let line = format!("xwarp: {reason}\n");
+    let line = reason.to_string();
     let mut printed = lock(&PRINTED);
     if printed.len() < MAX_EXPLANATIONS && !printed.contains(&line) {
-        // One write, so that lines of several processes do not mix.
-        eprint!("{line}");
+        say!("{line}");
         printed.insert(line);
     }
 }
@@ -51,8 +50,9 @@ pub fn post(error: PostError) -> Errno {
 
 /// The error number of a call of the connection manager.
 pub fn cm(error: &CmError) -> Errno {
-    if let CmError::Bind { source, .. } = error
-        && source.kind() == std::io::ErrorKind::AddrInUse
+    // An error with words of its own, not only a number of the kernel: another socket has the port, xwarpd refuses.
+    if let CmError::Bind { source, .. } | CmError::System(source) = error
+        && source.get_ref().is_some_and(|words| !words.is::<DeviceFailed>())
     {
         explain(source);
     }

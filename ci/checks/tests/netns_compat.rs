@@ -167,8 +167,8 @@ fn netns_compat_libraries_are_found_by_dlopen() {
     assert_eq!(run(&lab, Side::A, &program).unwrap(), format!("device {INTERFACE}"));
 }
 
-/// Runs a case of `tests/compat/pair.c` at both ends.
-fn pair_of(case: &str) {
+/// Runs a case of `tests/compat/pair.c` at both ends. Returns what the client says.
+fn pair_of(case: &str) -> String {
     let lab = lab();
     let program = compiled(&lab, "pair", &["-libverbs", "-lrdmacm", "-pthread"]).unwrap();
     let address = lab.address(Side::B, Family::V4);
@@ -178,6 +178,7 @@ fn pair_of(case: &str) {
     let client = client.unwrap_or_else(|error| panic!("{error:#}\nthe server said: {}", server.output()));
     assert!(client.contains("done"), "{client}");
     assert!(server.finish(LIMIT).unwrap().contains("done"));
+    client
 }
 
 #[test]
@@ -222,7 +223,8 @@ fn netns_compat_the_state_sqd_closes_the_connection() {
 
 #[test]
 fn netns_compat_requests_that_cannot_be_are_refused() {
-    pair_of("refusals");
+    let said = pair_of("refusals");
+    assert_eq!(said.matches("xwarp: a Send with immediate data and a payload").count(), 1, "{said}");
 }
 
 #[test]

@@ -69,6 +69,10 @@ pub fn flags(from: u32) -> SendFlags {
 /// A Send with immediate data: RFC 7306 has Immediate Data without a payload only.
 pub fn send_immediate(data: u32, bytes: usize) -> Result<Operation, Errno> {
     if bytes > 0 {
+        // Programs wait for its arrival, some without a look at the error.
+        failure::explain(
+            &"a Send with immediate data and a payload is refused, because iWARP has no such message (docs/compat.md)",
+        );
         return Err(Errno::EOPNOTSUPP);
     }
     Ok(Operation::Immediate { data: immediate_octets(data, true) })

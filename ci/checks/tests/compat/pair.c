@@ -232,8 +232,9 @@ static void window_server(struct end *end)
 	key = ibv_inc_rkey(mw->rkey);
 	bind.bind_mw.mw = mw;
 	bind.bind_mw.rkey = key;
+	/* A window has remote rights only; providers ignore the local ones that programs name as well. */
 	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = end->mr, .addr = (uintptr_t)end->memory, .length = 1024,
-							     .mw_access_flags = IBV_ACCESS_REMOTE_WRITE };
+							     .mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE };
 	EXPECT(ibv_post_send(end->qp, &bind, &bad), 0);
 	EXPECT(completion(end).opcode, IBV_WC_BIND_MW);
 	EXPECT(mw->rkey, key);
@@ -664,6 +665,13 @@ static void refusals_client(struct end *end, const char *address)
 	wr.opcode = (enum ibv_wr_opcode)77;
 	EXPECT(ibv_post_send(end->qp, &wr, &bad), EOPNOTSUPP);
 	EXPECT(ibv_post_send(end->qp, NULL, &bad), 0);
+	/* iWARP has no such message. The library says so once. */
+	sge = (struct ibv_sge){ (uintptr_t)end->memory, 8, end->mr->lkey };
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_SEND_WITH_IMM;
+	for (int i = 0; i < 2; i++)
+		EXPECT(ibv_post_send(end->qp, &wr, &bad), EOPNOTSUPP);
 
 	CHECK(mw = ibv_alloc_mw(end->pd, IBV_MW_TYPE_2));
 	key = ibv_inc_rkey(mw->rkey);
