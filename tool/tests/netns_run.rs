@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{
-    fs,
+    env, fs,
     os::unix::fs::{PermissionsExt as _, chown},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -14,7 +14,7 @@ use rustix::{
     process::Signal,
 };
 use xwarp_checks::{
-    lab::{INTERFACE, Lab, LabOptions, Side},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
     shared::NOBODY,
     vm::built,
@@ -179,6 +179,25 @@ fn netns_run_works_with_ambient_capabilities() {
     let output = xwarp_as_nobody(&lab, &[], &line);
     let said = errors(&output);
     assert!(said.contains("cannot open xw0") && said.contains(text), "{output:?}");
+}
+
+/// A program without rights stays with TCP, and otherwise nothing distinguishes it from one over SDP.
+#[test]
+fn netns_run_sdp_says_once_that_it_lacks_rights() {
+    let lab = lab();
+    let library = env::current_exe().unwrap().with_file_name("libxwarp_sdp_preload.so");
+    // Two connections of one process, both refused by the kernel of side B.
+    let connect = format!(": </dev/tcp/{}/9", lab.address(Side::B, Family::V4));
+    let script = format!("{connect}; {connect}; exit 3");
+    for only in [&["--only"][..], &[]] {
+        let options = ["sdp", "--device", INTERFACE, "--library", library.to_str().unwrap()];
+        let line = [&options[..], only, &["--", "bash", "-c", &script]].concat();
+        let output = xwarp_as_nobody(&lab, &[], &line);
+        let said = errors(&output);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert_eq!(said.matches("xwarp-sdp: no SDP on xw0").count(), 1, "{said}");
+        assert!(said.contains(xwarp_driver::RIGHTS_OF_A_USER), "{said}");
+    }
 }
 
 #[test]

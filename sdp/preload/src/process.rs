@@ -114,7 +114,8 @@ pub struct Process {
 /// Prints a line on standard error. The program may have closed it, or its reader may have ended, so errors are ignored: a
 /// panic would be one of the program.
 fn say(text: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "xwarp-sdp: {text}");
+    // One write, which lines of other processes do not cut.
+    let _ = io::stderr().write_all(format!("xwarp-sdp: {text}\n").as_bytes());
 }
 
 /// Prepares the process when the library is loaded.
@@ -261,7 +262,10 @@ impl Process {
             match numbers::above(open) {
                 Ok(sdp) => Some(Arc::new(Port { sdp, mapper: OnceLock::new() })),
                 Err(error) => {
-                    tracing::warn!(%error, "connections stay with TCP");
+                    // Once: the interface is not tried again.
+                    say(format_args!(
+                        "no SDP on {name}, so connections stay with TCP unless SDP is required: {error}"
+                    ));
                     None
                 }
             }
