@@ -49,6 +49,14 @@ impl Function {
     }
 }
 
+/// The function with this name, of at most six integers and pointers, that programs would call without this library.
+pub fn next(name: &CStr) -> Option<Function> {
+    // SAFETY: asks for the address of a function.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    // SAFETY: as in `Library::function`.
+    (!found.is_null()).then(|| Function(unsafe { std::mem::transmute::<*mut c_void, SixArguments>(found) }))
+}
+
 /// The loaded file that contains an address.
 fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info = MaybeUninit::uninit();

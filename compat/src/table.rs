@@ -11,6 +11,7 @@ use crate::cm::{
     addrinfo, channel as cm_channel, connect, endpoint, event as cm_event, id, options,
     refused as cm_refused, resolve, rsocket,
 };
+use crate::faults;
 use crate::verbs::{
     buffer, channel, context, cq, device, events, memory, qp,
     refused::{self, minus_one, no_object, nothing, unsupported},
@@ -312,6 +313,22 @@ table! {
         repoll_create => rsocket::repoll_create,
         repoll_ctl => rsocket::repoll_ctl,
         repoll_wait => rsocket::repoll_wait,
+    }
+}
+
+// The C library's functions that programs call here first, in its node for the first release on a processor.
+#[cfg(target_arch = "x86_64")]
+table! {
+    "GLIBC_2.2.5" {
+        sigaction => faults::sigaction,
+        signal => faults::signal,
+    }
+}
+#[cfg(target_arch = "aarch64")]
+table! {
+    "GLIBC_2.17" {
+        sigaction => faults::sigaction,
+        signal => faults::signal,
     }
 }
 

@@ -294,15 +294,26 @@ static void handlers_client(struct end *end, const char *name, const char *addre
 	fault();
 	EXPECT(sigaction(SIGSEGV, &full, &old), 0);
 	fault();
+	EXPECT(old.sa_handler == count, 1);
 	connect_to(end);
 	fault();
+	/* After the last call that leads to accesses: the library still gets the faults of regions. */
+	EXPECT(sigaction(SIGSEGV, &plain, &old), 0);
+	EXPECT(old.sa_sigaction == count_with_information && old.sa_flags & SA_ONSTACK, 1);
+	fault();
+	EXPECT(signal(SIGSEGV, SIG_DFL) == count, 1);
+	EXPECT(signal(SIGBUS, count) == SIG_DFL, 1);
+	EXPECT(sigaction(SIGSEGV, &(struct sigaction){ .sa_handler = count, .sa_flags = SA_RESETHAND }, NULL), 0);
+	fault();
+	EXPECT(sigaction(SIGSEGV, &full, &old), 0);
+	EXPECT(old.sa_handler == SIG_DFL, 1);
 	lose("munmap");
 	EXPECT(request(end, IBV_WR_RDMA_WRITE, part(region_mr, REGION / 2, 100), end->peer.address), 0);
 	wc = completion(end);
 	EXPECT(wc.status, IBV_WC_LOC_PROT_ERR);
-	EXPECT(ordinary, 4);
+	EXPECT(ordinary, 6);
 	/* Back to what was there before: the faults of the program still come to it. */
-	EXPECT(sigaction(SIGSEGV, &old, NULL), 0);
+	EXPECT(sigaction(SIGSEGV, &plain, NULL), 0);
 	fault();
 	step(end, RDMA_CM_EVENT_DISCONNECTED);
 	end->gone = 1;
