@@ -5,8 +5,13 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    unmodified::{LIMIT, compiled, start},
+    shared::SharedInterface,
+    unmodified::{LIMIT, compiled, start, start_shared},
 };
+
+const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+/// The line about the end of a device.
+const END: &str = "the device xw0 has ended";
 
 /// A case of `tests/compat/events.c` at both ends, when the client has started.
 struct Case {
@@ -15,10 +20,14 @@ struct Case {
     client: Running,
 }
 
+fn program(lab: &Lab) -> String {
+    compiled(lab, "events", &["-libverbs", "-lrdmacm", "-lpthread", "-rdynamic"]).unwrap()
+}
+
 impl Case {
     fn start(case: &str) -> Self {
         let lab = Lab::up(LabOptions::default()).unwrap();
-        let program = compiled(&lab, "events", &["-libverbs", "-lrdmacm", "-lpthread"]).unwrap();
+        let program = program(&lab);
         let address = lab.address(Side::B, Family::V4);
         let mut server = start(&lab, Side::B, &format!("{program} {case}")).unwrap();
         server.wait_for("listening", LIMIT).unwrap();
@@ -30,13 +39,13 @@ impl Case {
         self.lab.run(side, "ip", &line.split_whitespace().collect::<Vec<_>>()).unwrap();
     }
 
-    /// Returns what the client has said.
-    fn finish(self) -> String {
+    /// Returns what the client and the server have said.
+    fn finish(self) -> [String; 2] {
         let Self { client, server, .. } = self;
         let [client, server] = [client.finish(LIMIT), server.finish(LIMIT)];
         let done = |said: &anyhow::Result<String>| said.as_ref().is_ok_and(|said| said.contains("done"));
         assert!(done(&client) && done(&server), "client: {client:?}\nserver: {server:?}");
-        client.unwrap()
+        [client, server].map(Result::unwrap)
     }
 }
 
@@ -81,6 +90,35 @@ fn netns_compat_events_report_a_removed_device() {
     case.client.wait_for("removing", LIMIT).unwrap();
     case.server.wait_for("removing", LIMIT).unwrap();
     case.ip(Side::A, &format!("link del {INTERFACE}"));
-    let said = case.finish();
-    assert_eq!(said.matches("the device xw0 has ended").count(), 1, "{said}");
+    let [said, _] = case.finish();
+    assert_eq!(said.matches(END).count(), 1, "{said}");
+}
+
+/// Both ends are behind the helper that is killed, so both lose their device.
+#[test]
+fn netns_compat_events_report_a_killed_helper() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let program = program(&lab);
+    let address = lab.address(Side::A, Family::V4);
+    let mut server = start_shared(&lab, &shared, &format!("{program} removal")).unwrap();
+    server.wait_for("listening", LIMIT).unwrap();
+    let client = start_shared(&lab, &shared, &format!("{program} removal {address}")).unwrap();
+    let mut case = Case { lab, server, client };
+    case.client.wait_for("removing", LIMIT).unwrap();
+    case.server.wait_for("removing", LIMIT).unwrap();
+    shared.helper.signal(Signal::KILL).unwrap();
+    for said in case.finish() {
+        assert_eq!(said.matches(END).count(), 1, "{said}");
+    }
+}
+
+/// A fault of ours ends the device, and neither the program nor a wait of it.
+#[test]
+fn netns_compat_events_report_an_engine_that_panics() {
+    // The interface falls silent, so the server waits.
+    let Case { client, server: _server, lab: _lab } = Case::start("panic");
+    let said = client.finish(LIMIT).unwrap();
+    assert!(said.contains("done"), "{said}");
+    assert_eq!(said.matches(END).count(), 1, "{said}");
 }

@@ -1,8 +1,11 @@
 /* Asynchronous events and their acknowledgement: "events CASE [ADDRESS]". Each case is of one end; its peer is of another. */
+#define _GNU_SOURCE
 #include "ends.h"
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
 
 /* Time after which a call that must wait still has to be waiting. */
 #define MOMENT_US 200000
@@ -270,6 +273,9 @@ static void mac_server(struct end *end)
 	EXPECT(completion(end).byte_len, 8);
 	step(end, RDMA_CM_EVENT_DISCONNECTED);
 	end->gone = 1;
+	/* A peer that closes in order is no failure of the queue pair, whatever is still posted. */
+	EXPECT(completion(end).status, IBV_WC_WR_FLUSH_ERR);
+	no_async_event(end->id->verbs);
 	leave(end);
 }
 
@@ -283,6 +289,14 @@ static void mac_client(struct end *end, const char *address)
 	leave(end);
 }
 
+/* The posted requests of an ended device are flushed. */
+static void flushed(struct end *end, int number)
+{
+	while (number-- > 0)
+		EXPECT(completion(end).status, IBV_WC_WR_FLUSH_ERR);
+	EXPECT(ibv_poll_cq(end->cq, 1, &(struct ibv_wc){ 0 }), 0);
+}
+
 /* The interface is removed: its objects are notified, and all can still be destroyed. A listener at the wildcard is on no device. */
 static void removal_server(struct end *end)
 {
@@ -294,6 +308,7 @@ static void removal_server(struct end *end)
 	say("removing");
 	step(end, RDMA_CM_EVENT_DISCONNECTED);
 	step(end, RDMA_CM_EVENT_DEVICE_REMOVAL);
+	flushed(end, 2);
 	for (;;) {
 		struct ibv_async_event event;
 
@@ -343,7 +358,10 @@ static void removal_client(struct end *end, const char *address)
 	struct destruction of;
 	pthread_t waits[2];
 
-	connect_from(end, address);
+	resolve(end, address);
+	equip(end, NULL, 0);
+	receives(end, 3);
+	connect_to(end);
 	CHECK(channel = ibv_create_comp_channel(end->id->verbs));
 	EXPECT(pthread_create(&waits[0], NULL, await_async, end->id->verbs), 0);
 	EXPECT(pthread_create(&waits[1], NULL, await_completions, channel), 0);
@@ -357,11 +375,8 @@ static void removal_client(struct end *end, const char *address)
 		EXPECT(rdma_bind_addr(bound, (struct sockaddr *)&any_port), 0);
 	}
 	say("removing");
-	/* The two identifiers' events are in the order of each. */
+	/* The two identifiers' events are in the order of each. The first call waits. */
 	for (int told = 0, removed = 0; removed < 2 || !told;) {
-		struct pollfd fd = { .fd = end->channel->fd, .events = POLLIN };
-
-		EXPECT(poll(&fd, 1, LIMIT_MS), 1);
 		CHECK(rdma_get_cm_event(end->channel, &event) == 0);
 		if (event->event == RDMA_CM_EVENT_DISCONNECTED) {
 			CHECK(event->id == end->id);
@@ -378,6 +393,7 @@ static void removal_client(struct end *end, const char *address)
 	for (int i = 0; i < 2; i++)
 		EXPECT(pthread_join(waits[i], NULL), 0);
 	EXPECT(ibv_destroy_comp_channel(channel), 0);
+	flushed(end, 3);
 	/* The last event was not acknowledged yet: its identifier's end waits for that. */
 	end->gone = 1;
 	rdma_destroy_qp(end->id);
@@ -389,6 +405,57 @@ static void removal_client(struct end *end, const char *address)
 	CHECK(rdma_ack_cm_event(event) == 0);
 	end_of(&of);
 	rdma_destroy_event_channel(end->channel);
+}
+
+/* Whether the thread's next reading of the clock fails, by which the code that reads it panics. */
+static __thread int clock_fails;
+
+/* Stands before the C library's, also for the drop-in library. */
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+	if (clock_fails) {
+		clock_fails = 0;
+		errno = EINVAL;
+		return -1;
+	}
+	return syscall(SYS_clock_gettime, clock, time);
+}
+
+/* The test ends this end. */
+static void panic_server(struct end *end)
+{
+	serve(end);
+	pause();
+}
+
+/* The engine panics in a call of the program, while another thread waits. */
+static void panic_client(struct end *end, const char *address)
+{
+	struct pollfd fd = { .events = POLLIN };
+	struct rdma_cm_event *event;
+	pthread_t waits;
+	int found = 0;
+
+	resolve(end, address);
+	equip(end, NULL, 0);
+	receives(end, 3);
+	connect_to(end);
+	EXPECT(pthread_create(&waits, NULL, await_async, end->id->verbs), 0);
+	usleep(MOMENT_US);
+	clock_fails = 1;
+	while (clock_fails)
+		found += ibv_poll_cq(end->cq, 1, &(struct ibv_wc){ 0 });
+	flushed(end, 3 - found);
+	EXPECT(pthread_join(waits, NULL), 0);
+	fd.fd = end->channel->fd;
+	EXPECT(poll(&fd, 1, LIMIT_MS), 1);
+	event = next(end, RDMA_CM_EVENT_DEVICE_REMOVAL);
+	CHECK(event->id == end->id);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(!ibv_reg_mr(end->pd, end->memory, SIZE, IBV_ACCESS_LOCAL_WRITE));
+	EXPECT(errno, EIO);
+	end->gone = 1;
+	leave(end);
 }
 
 static const struct {
@@ -403,6 +470,7 @@ static const struct {
 	{ "contexts", contexts_server, contexts_client },
 	{ "mac", mac_server, mac_client },
 	{ "removal", removal_server, removal_client },
+	{ "panic", panic_server, panic_client },
 };
 
 int main(int argc, char **argv)
