@@ -1,6 +1,8 @@
 //! The connection manager of the drop-in libraries on several devices: listeners, addresses and options.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+use std::net::TcpListener;
+
 use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
@@ -11,6 +13,8 @@ use xwarp_checks::{
 
 /// The second cable's interface in both namespaces.
 const SECOND: &str = "xw1";
+/// Port of the programs in `tests/compat`.
+const PORT: u16 = 7250;
 const DEVICES: [&str; 2] = [INTERFACE, SECOND];
 
 /// A lab with a second cable.
@@ -121,6 +125,18 @@ fn netns_compat_manager_an_idle_server_misses_a_killed_client() {
     client.signal(Signal::KILL).unwrap();
     client.wait(LIMIT).unwrap();
     assert!(server.finish(LIMIT).unwrap().contains("done"));
+}
+
+/// As with siw: `RDMA_CM_EVENT_UNREACHABLE` with status -110, which UCX and others read.
+#[test]
+fn netns_compat_manager_a_peer_without_an_mpa_reply_is_unreachable() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let program = manager(&lab);
+    let address = lab.address(Side::B, Family::V4);
+    let listener = lab.within(Side::B, || TcpListener::bind((address, PORT))).unwrap().unwrap();
+    let client = start_over(&lab, Side::A, &[INTERFACE], &format!("{program} silent {address}")).unwrap();
+    assert!(client.finish(LIMIT).unwrap().contains("done"));
+    drop(listener);
 }
 
 #[test]

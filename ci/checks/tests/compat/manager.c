@@ -246,6 +246,23 @@ static void stay(const char *address)
 	pause();
 }
 
+/* "silent ADDRESS": the peer's TCP answers, and no MPA Reply comes. */
+static void silent(const char *address)
+{
+	struct rdma_cm_event *event;
+	struct end end = { 0 };
+
+	resolve(&end, address);
+	equip(&end, NULL, 0);
+	receives(&end, 1);
+	CHECK(rdma_connect(end.id, &(struct rdma_conn_param){ 0 }) == 0);
+	event = next(&end, RDMA_CM_EVENT_UNREACHABLE);
+	EXPECT(event->status, -ETIMEDOUT);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	end.gone = 1;
+	leave(&end);
+}
+
 /* A queue pair for an identifier whose program does nothing but connect. */
 static void equip_barely(struct rdma_cm_id *id)
 {
@@ -417,6 +434,8 @@ int main(int argc, char **argv)
 		idle();
 	else if (!strcmp(what, "stay") && argc > 2)
 		stay(argv[2]);
+	else if (!strcmp(what, "silent") && argc > 2)
+		silent(argv[2]);
 	else if (!strcmp(what, "readers"))
 		many_readers();
 	else if (!strcmp(what, "migrate"))
