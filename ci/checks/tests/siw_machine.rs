@@ -97,3 +97,42 @@ fn siw_machine_kernel_runs_xwarp() {
     }
     std::fs::remove_dir_all(&share).unwrap();
 }
+
+/// A client without privileges behind `xwarpd`, on Debian's kernel 6.1, which does not map the rings of a bound socket.
+#[test]
+fn siw_machine_kernel_shares_its_interface() {
+    let name = "siw_machine_kernel_shares_its_interface";
+    let share = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+    for program in ["xwarp-perf", "xwarpd"] {
+        bundle(&built(program).unwrap(), &share).unwrap();
+    }
+    let machine = Vm::boot(&VmOptions { share: Some(share.clone()), ..VmOptions::default() }).unwrap();
+    for command in [
+        "ip netns add a && ip netns add b && ip link add xw0 netns a type veth peer name xw0 netns b",
+        "ip -n a addr add 10.78.0.1/24 dev xw0 && ip -n a link set xw0 up",
+        "ip -n b addr add 10.78.0.2/24 dev xw0 && ip -n b link set xw0 up",
+        "ip netns add empty && echo nobody:x:65534:65534::/:/bin/sh >>/etc/passwd",
+    ] {
+        machine.check(command, SHORT).unwrap();
+    }
+    let mut helper =
+        machine.spawn("ip netns exec a /host/xwarpd xw0 --socket /run/xwarpd.sock --mode 666 2>&1").unwrap();
+    helper.wait_for("ready", SHORT).unwrap();
+    // With its own limit on locked memory, and with none, when xwarpd registers the memory.
+    for (locked, test) in [("unlimited", "write_bw"), ("0", "read_bw")] {
+        let line = format!("{test} -e --verify -d xw0 -s 65536 -n 50");
+        let mut server =
+            machine.spawn(&format!("ip netns exec b /host/xwarp-perf {line} --mode copy")).unwrap();
+        server.wait_for("Waiting for a client", SHORT).unwrap();
+        let client = format!(
+            "ulimit -l {locked}; exec ip netns exec empty busybox su -s /bin/sh nobody -c \
+             'XWARP_HELPER=/run/xwarpd.sock /host/xwarp-perf {line} 10.78.0.2'"
+        );
+        let said = machine.check(&client, LONG).unwrap();
+        assert!(said.contains("65536      50 "), "{test}: {said}");
+        server.succeed(SHORT).unwrap();
+    }
+    helper.signal("TERM").unwrap();
+    helper.wait(SHORT).unwrap();
+    std::fs::remove_dir_all(&share).unwrap();
+}
