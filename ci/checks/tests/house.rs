@@ -238,7 +238,7 @@ fn house_unsafe_is_only_in_the_listed_files() {
 }
 
 /// Bytes of headers are read and written by the codecs in `rnic/src/segment`; only the RNIC's implementation of
-/// `Ulp` passes them on. (A Terminate is a message of RDMAP, which quotes a header.)
+/// `Ulp`, and the first arm of a queue pair's receive path, pass them on. (A Terminate is a message of RDMAP, which quotes a header.)
 #[test]
 fn house_queue_pairs_handle_no_bytes_of_headers() {
     for path in files(&[".rs"]) {
@@ -253,7 +253,7 @@ fn house_queue_pairs_handle_no_bytes_of_headers() {
             for bytes in ["Ulpdu<", "UlpduWriter", " Header::parse(", "SegmentHeader::parse(", ".emit("] {
                 let used = line.split("//").next().unwrap_or_default().contains(bytes);
                 assert!(
-                    !used || line.contains("terminate.emit("),
+                    !used || line.contains("terminate.emit(") || line.contains("fn take_first("),
                     "{name}:{}: {bytes} outside of the codec",
                     number + 1
                 );

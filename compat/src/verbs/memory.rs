@@ -7,7 +7,7 @@ use std::{
 
 use nix::errno::Errno;
 use xwarp_verbs::{
-    Access, Binding, Memory, MemoryRegion, MemoryWindow, ProtectionDomain, RegionOptions, STag,
+    Access, Binding, Memory, MemoryRegion, MemoryWindow, ProtectionDomain, RegionOptions, ResourceError, STag,
 };
 
 use super::{context::Context, qp::Qp};
@@ -235,11 +235,14 @@ pub extern "C" fn ibv_dereg_mr(mr: Handle<Mr>) -> c_int {
         let object = mr.object()?;
         let mut state = lock(&object.state);
         let region = state.region.take().ok_or(Errno::EINVAL)?;
-        if let Err((region, error)) = region.deregister() {
-            state.region = Some(region);
-            return Err(failure::resource(error));
+        match region.deregister() {
+            // Nobody accesses the memory of a device that has failed, and a program frees what it has.
+            Ok(()) | Err((_, ResourceError::DeviceFailed)) => mr.withdraw().map(drop),
+            Err((region, error)) => {
+                state.region = Some(region);
+                Err(failure::resource(error))
+            }
         }
-        mr.withdraw().map(drop)
     };
     number(end())
 }
