@@ -26,6 +26,7 @@ impl Server {
             tracing::warn!(%error, "changes of an interface cannot be read");
         }
         uplink.follow();
+        let ended = uplink.shared.ended().map(str::to_owned);
         let mtu = uplink.pair_mtu();
         let mut removed = false;
         while let Some(event) = outcome.first() {
@@ -35,6 +36,10 @@ impl Server {
             }
             removed |= event == Event::LinkRemoved;
             for client in self.clients.values_mut().filter(|client| concerns(&event, client, index)) {
+                if let Some(text) = ended.clone().filter(|_| event == Event::LinkRemoved) {
+                    let _ = client.notify(&Event::Revoked { text });
+                    continue;
+                }
                 let uid = client.uid;
                 let Device::Open { pair, pending, .. } = &mut client.device else { continue };
                 if matches!(event, Event::Mtu(_)) {
@@ -67,15 +72,14 @@ impl Server {
         }
     }
 
-    /// Ends the devices on an interface that was removed, or moved to another network namespace.
+    /// Ends the devices on an interface that was removed, or moved to another network namespace, or from which somebody has taken the
+    /// program.
     fn lose(&mut self, index: usize) {
         let Some(uplink) = self.uplinks.get_mut(index) else { return };
         uplink.removed = true;
         let name = uplink.shared.attributes().name.clone();
-        tracing::warn!(
-            interface = name,
-            "the interface was removed: its devices end, and it is taken again when it comes back"
-        );
+        let why = uplink.shared.ended().unwrap_or("the interface was removed");
+        tracing::warn!(interface = name, "{why}: its devices end, and it is taken again when it comes back");
         self.unwatch_interface(index);
         let on_it: Vec<u64> =
             self.clients.iter().filter(|(_, client)| client.is_on(index)).map(|(id, _)| *id).collect();

@@ -68,15 +68,27 @@ pub struct Misplaced;
 
 /// The place of every chunk, and the free ones in stacks.
 ///
-/// Chunks `0..queues * receive` are for receiving (`receive` to each queue), the rest for transmission.
+/// Chunks `0..queues * receive` are for receiving (`receive` to each queue), the rest for transmission, of which queues that are added
+/// later get some.
 #[derive(Debug)]
 pub struct FrameTable {
     places: Box<[Place]>,
     receive_per_queue: u32,
-    free_receive: Box<[Vec<u32>]>,
-    /// Chunks of each queue that an `RxFrame` names.
-    received: Box<[usize]>,
+    /// The first chunk for transmission.
+    first_transmit: u32,
+    queues: Vec<ReceiveChunks>,
+    /// By chunk from [`Self::first_transmit`] on: the added queue to which it belongs. Empty until there is one.
+    added: Vec<u16>,
     free_transmit: Vec<u32>,
+}
+
+/// The receive chunks of a queue.
+#[derive(Debug)]
+struct ReceiveChunks {
+    total: usize,
+    free: Vec<u32>,
+    /// Those that an `RxFrame` names.
+    received: usize,
 }
 
 impl FrameTable {
@@ -85,15 +97,36 @@ impl FrameTable {
         let receive = u32::from(queues) * receive_per_queue;
         let total = receive + transmit;
         let stack = |range: std::ops::Range<u32>| range.rev().collect::<Vec<_>>();
+        let chunks = |queue: u32| {
+            let free = stack(queue * receive_per_queue..(queue + 1) * receive_per_queue);
+            ReceiveChunks { total: receive_per_queue as usize, free, received: 0 }
+        };
         Self {
             places: vec![Place::Free; total as usize].into(),
             receive_per_queue,
-            free_receive: (0..u32::from(queues))
-                .map(|q| stack(q * receive_per_queue..(q + 1) * receive_per_queue))
-                .collect(),
-            received: vec![0; usize::from(queues)].into(),
+            first_transmit: receive,
+            queues: (0..u32::from(queues)).map(chunks).collect(),
+            added: Vec::new(),
             free_transmit: stack(receive..total),
         }
+    }
+
+    /// Adds a queue, which gets half of the free transmit chunks, at most as many as the others have and at least `least`. Returns
+    /// its number; `None` while too few are free.
+    pub fn add_queue(&mut self, least: usize) -> Option<u16> {
+        let number = u16::try_from(self.queues.len()).ok()?;
+        let total = (self.free_transmit.len() / 2).min(self.receive_per_queue as usize);
+        if total < least {
+            return None;
+        }
+        // The last ones to be used again: the others are in the processor's cache.
+        let free: Vec<u32> = self.free_transmit.drain(..total).collect();
+        self.added.resize(self.places.len() - self.first_transmit as usize, 0);
+        for chunk in &free {
+            self.added[(chunk - self.first_transmit) as usize] = number;
+        }
+        self.queues.push(ReceiveChunks { total, free, received: 0 });
+        Some(number)
     }
 
     /// The place of the chunk; `None` if there is no such chunk.
@@ -106,19 +139,24 @@ impl FrameTable {
         self.free_transmit.len()
     }
 
+    /// Number of receive chunks of `queue`.
+    pub fn receive_total(&self, queue: u16) -> usize {
+        self.queues.get(usize::from(queue)).map_or(0, |chunks| chunks.total)
+    }
+
     /// Number of chunks of `queue` that wait to be put on the fill ring.
     pub fn receive_free(&self, queue: u16) -> usize {
-        self.free_receive.get(usize::from(queue)).map_or(0, Vec::len)
+        self.queues.get(usize::from(queue)).map_or(0, |chunks| chunks.free.len())
     }
 
     /// Chunks of `queue` that were received and not recycled.
     pub fn receive_out(&self, queue: u16) -> usize {
-        self.received.get(usize::from(queue)).copied().unwrap_or_default()
+        self.queues.get(usize::from(queue)).map_or(0, |chunks| chunks.received)
     }
 
     /// Free -> Fill, for a chunk of `queue`.
     pub fn fill(&mut self, queue: u16) -> Option<u32> {
-        let chunk = self.free_receive.get_mut(usize::from(queue))?.pop()?;
+        let chunk = self.queues.get_mut(usize::from(queue))?.free.pop()?;
         self.places[chunk as usize] = Place::Fill;
         Some(chunk)
     }
@@ -126,22 +164,26 @@ impl FrameTable {
     /// Fill -> Received.
     pub fn received(&mut self, chunk: u32) -> Result<(), Misplaced> {
         self.step(chunk, Place::Fill, Place::Received)?;
-        *self.received.get_mut(self.home(chunk)).ok_or(Misplaced)? += 1;
+        self.home(chunk).ok_or(Misplaced)?.received += 1;
         Ok(())
     }
 
     /// Received -> Free.
     pub fn recycle(&mut self, chunk: u32) -> Result<(), Misplaced> {
         self.step(chunk, Place::Received, Place::Free)?;
-        let home = self.home(chunk);
-        self.free_receive.get_mut(home).ok_or(Misplaced)?.push(chunk);
-        *self.received.get_mut(home).ok_or(Misplaced)? -= 1;
+        let home = self.home(chunk).ok_or(Misplaced)?;
+        home.free.push(chunk);
+        home.received -= 1;
         Ok(())
     }
 
     /// The queue that a receive chunk belongs to.
-    fn home(&self, chunk: u32) -> usize {
-        (chunk / self.receive_per_queue.max(1)) as usize
+    fn home(&mut self, chunk: u32) -> Option<&mut ReceiveChunks> {
+        let queue = match chunk.checked_sub(self.first_transmit) {
+            Some(place) => usize::from(*self.added.get(place as usize)?),
+            None => (chunk / self.receive_per_queue.max(1)) as usize,
+        };
+        self.queues.get_mut(queue)
     }
 
     /// Free -> Retained.
@@ -193,7 +235,8 @@ impl FrameTable {
                 Place::Released => &mut census.released,
             } += 1;
         }
-        let stacked = self.free_transmit.len() + self.free_receive.iter().map(Vec::len).sum::<usize>();
+        let stacked =
+            self.free_transmit.len() + self.queues.iter().map(|chunks| chunks.free.len()).sum::<usize>();
         debug_assert_eq!(stacked, census.free, "a free chunk is on no stack, or on two");
         census
     }
@@ -236,6 +279,28 @@ mod tests {
         assert!(table.census().nothing_out());
         table.sent(frame).unwrap();
         assert_eq!(table.census(), FrameCensus { free: 10, ..Default::default() });
+    }
+
+    #[test]
+    fn an_added_queue_gets_half_of_the_free_transmit_chunks() {
+        let mut table = FrameTable::new(2, 3, 6);
+        assert_eq!(table.add_queue(4), None, "too few");
+        assert_eq!(table.add_queue(3), Some(2));
+        assert_eq!((table.receive_total(2), table.receive_free(2), table.transmit_free()), (3, 3, 3));
+        let filled: Vec<u32> = std::iter::from_fn(|| table.fill(2)).collect();
+        for chunk in &filled {
+            table.received(*chunk).unwrap();
+        }
+        assert_eq!((table.receive_out(0), table.receive_out(1), table.receive_out(2)), (0, 0, 3));
+        for chunk in filled {
+            table.recycle(chunk).unwrap();
+        }
+        assert_eq!((table.receive_free(2), table.receive_out(2)), (3, 0));
+        let sent = table.alloc().unwrap();
+        table.release(sent).unwrap();
+        assert_eq!(table.add_queue(1), Some(3));
+        assert_eq!((table.receive_total(3), table.transmit_free()), (1, 2));
+        assert_eq!(table.census(), FrameCensus { free: 12, ..Default::default() });
     }
 
     #[test]

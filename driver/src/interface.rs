@@ -151,6 +151,9 @@ impl Interface {
             let interface = interface.map_err(system("duplicating sockets"))?;
             interfaces.push(Self { arrivals, ..interface });
         }
+        for lease in interfaces.iter().filter_map(Self::lease) {
+            lease.program().give_up_replaced();
+        }
         Ok(interfaces)
     }
 
@@ -192,9 +195,12 @@ impl Interface {
         self.lease().and_then(Lease::bell)
     }
 
-    /// Whether the helper has taken the device away, or has ended.
+    /// Whether the helper has taken the device away or has ended, or somebody has taken the program away.
     pub(crate) fn revoked(&self) -> bool {
-        matches!(&self.origin, From::Granted(grant) if grant.state.removed)
+        match &self.origin {
+            From::Granted(grant) => grant.state.removed,
+            From::Owned { watch, .. } => watch.ended().is_some(),
+        }
     }
 
     /// Why it no longer carries frames, after [`Event::LinkRemoved`]; text for users.
@@ -204,6 +210,9 @@ impl Interface {
             From::Granted(grant) if grant.ended.is_some() => {
                 let reason = grant.ended.as_deref().unwrap_or_default();
                 format!("the device on interface {name} is gone: {reason}")
+            }
+            From::Owned { watch, .. } if watch.ended().is_some() => {
+                watch.ended().unwrap_or_default().to_owned()
             }
             _ => format!("the interface {name} was removed"),
         }
@@ -306,12 +315,31 @@ impl Interface {
             From::Owned { lease, watch } => watch.events(|event| {
                 follow(lease.program(), &event);
                 notify(event);
-            }),
-            From::Granted(grant) => {
-                grant.events(notify);
-                Ok(())
-            }
+            })?,
+            From::Granted(grant) => grant.events(&mut notify),
         }
+        self.check(&mut notify);
+        Ok(())
+    }
+
+    /// The parts of an owned interface that follow its changes.
+    pub(crate) fn owned(&mut self) -> Option<(&Lease, &mut Watch)> {
+        match &mut self.origin {
+            From::Owned { lease, watch } => Some((lease, watch)),
+            From::Granted(_) => None,
+        }
+    }
+
+    /// Receives frames of a queue that was added, interface's number `number`: from now on the program steers them to its socket.
+    pub(crate) fn serve(&mut self, queue: u16, number: u16) -> io::Result<()> {
+        let Some(socket) = self.rings.socket(queue) else { return Ok(()) };
+        lock(&self.not_inherited).push(NotInherited::new([socket]));
+        if let From::Owned { lease, watch } = &mut self.origin {
+            watch.add(socket)?;
+            watch.state.attributes.queues = queue + 1;
+            lease.program().add_socket(number, socket).map_err(io::Error::other)?;
+        }
+        Ok(())
     }
 
     /// A resolver for this interface; see [`Resolver::follow`].

@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
-use xwarp_prog::SteeringProgram;
+use xwarp_prog::{AttachError, Kept, SteeringProgram};
 use xwarp_tcp::link::{Steer, SteerError};
 use xwarp_tcp::wire::Flow;
 
@@ -21,7 +21,7 @@ use crate::sys::NotInherited;
 #[derive(Debug)]
 struct Steering {
     // Dropped before the descriptor of the program's link.
-    _not_inherited: NotInherited,
+    not_inherited: Mutex<NotInherited>,
     program: SteeringProgram,
     rules: Mutex<Rules>,
     /// One for each owner; none when there is one owner only.
@@ -93,15 +93,27 @@ impl Lease {
     pub(crate) fn split(program: SteeringProgram, count: u16) -> io::Result<Vec<Self>> {
         let inboxes = if count > 1 { count } else { 0 };
         let inboxes = (0..inboxes).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
-        let not_inherited = NotInherited::new(program.link());
+        let not_inherited = Mutex::new(program.with_link(|link| NotInherited::new(link)));
         let rules = Mutex::default();
-        let steering = Arc::new(Steering { _not_inherited: not_inherited, program, rules, inboxes });
+        let steering = Arc::new(Steering { not_inherited, program, rules, inboxes });
         let process = std::process::id();
         Ok((0..count).map(|number| Self { steering: Arc::clone(&steering), number, process }).collect())
     }
 
     pub(crate) fn program(&self) -> &SteeringProgram {
         &self.steering.program
+    }
+
+    /// Attaches the program again if somebody else has detached it, and returns whether that was so.
+    ///
+    /// # Errors
+    /// As [`SteeringProgram::keep_attached`].
+    pub(crate) fn keep_attached(&self) -> Result<Kept, AttachError> {
+        let kept = self.program().keep_attached()?;
+        if kept == Kept::Again {
+            *lock(&self.steering.not_inherited) = self.program().with_link(|link| NotInherited::new(link));
+        }
+        Ok(kept)
     }
 
     /// The rules of all owners; `None` for a single owner, who owns all rules of the program.

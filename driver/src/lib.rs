@@ -11,6 +11,7 @@
 //! | [`config`], [`error`] | settings, attributes and counters; errors |
 //! | [`inspect`] | facts about an interface without opening it, for diagnosis |
 //! | `interface`, `open`, `state` | opening, attributes, counters, events |
+//! | `upkeep` | what the kernel does not announce: a program that is detached, queues that are added |
 //! | `grant`, [`helper`] | a device that a helper grants, and the connection to the helper |
 //! | [`shared`] | the helper's side: an interface that it shares |
 //! | `resolver` | from a peer's address to a path |
@@ -49,6 +50,7 @@ mod rss;
 pub mod shared;
 mod state;
 mod sys;
+mod upkeep;
 
 pub use config::{
     Attributes, DriverConfig, FromClients, LinkCounters, Mode, ModePreference, Origin, OriginPreference,

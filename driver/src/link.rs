@@ -6,7 +6,7 @@ use xwarp_tcp::wire::Flow;
 
 use crate::interface::Interface;
 use crate::lease::Lease;
-use crate::sys::{CHUNK_CAPACITY, chunks_of};
+use crate::sys::{CHUNK_CAPACITY, HANDED_OVER, chunks_of};
 
 /// This number of free chunks is put on the fill ring at a time. A refill reads the flag beside the kernel's position, and
 /// the kernel waits for this cache line with the next frame: for every frame, if chunks were put back one by one.
@@ -30,7 +30,7 @@ impl Link for Interface {
     }
 
     fn rx_available(&self, queue: QueueId) -> usize {
-        self.rx_capacity() - self.rings.receive_out(queue.0)
+        self.rings.receive_available(queue.0)
     }
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
@@ -149,15 +149,14 @@ impl Link for Interface {
 impl Interface {
     /// Receives up to `max` frames that other owners have handed over.
     fn receive_handed_over(&mut self, batch: &mut Vec<RxFrame>, max: usize) {
-        let queue = self.rings.queues();
         for _ in 0..max {
             let Some(frame) = self.lease().and_then(Lease::next_handed_over) else { return };
-            let Some(arrived) = self.rings.adopt(queue, &frame) else {
+            let Some(arrived) = self.rings.adopt(&frame) else {
                 self.counters.hand_over_full += 1;
                 continue;
             };
             self.counters.handed_in += 1;
-            batch.push(RxFrame::new(arrived.head, arrived.chunks, arrived.bytes, QueueId(queue)));
+            batch.push(RxFrame::new(arrived.head, arrived.chunks, arrived.bytes, QueueId(HANDED_OVER)));
         }
     }
 

@@ -217,23 +217,27 @@ fn attempts(preference: ModePreference, one_queue_veth: bool, multi_buffer: bool
     attempts
 }
 
-/// Attaches the program and binds all queues, in the first mode that works. Returns the mode, and the rings and sizes
+/// Binds all queues and attaches the program, in the first mode that works. Returns the mode, and the rings and sizes
 /// of each owner. Falls back to frames of one chunk when the kernel refuses longer ones.
+///
+/// The program comes last: it may have to replace another one, which must not be missing because frame memory is.
 pub(crate) fn bring_up(
     program: &mut SteeringProgram,
     found: &Found,
     owners: &[Sizes],
     config: &DriverConfig,
 ) -> Result<(Mode, Vec<(Sizes, Rings)>), OpenError> {
+    await_owner(&found.carrier, config)?;
     let mut refusal = None;
     let multi_buffer = owners.iter().any(|sizes| sizes.multi_buffer);
     let one_queue_veth = found.carrier.veth && matches!(owners, [sizes] if sizes.queues == 1);
     for (mode, multi_buffer) in attempts(config.mode, one_queue_veth, multi_buffer) {
-        let bring_up = |sizes: &Sizes| {
+        let bound = |sizes: &Sizes| {
             let sizes = Sizes { multi_buffer, ..*sizes };
-            bring_up_as(mode, program, found, sizes, config).map(|rings| (sizes, rings))
+            bind_queues(mode, program, found, sizes, config).map(|rings| (sizes, rings))
         };
-        match owners.iter().map(bring_up).collect() {
+        let rings: Result<Vec<_>, Refusal> = owners.iter().map(bound).collect();
+        match rings.and_then(|rings| attach(program, &found.carrier, mode, config).map(|()| rings)) {
             Ok(rings) => return Ok((mode, rings)),
             Err(Refusal::Final(error)) => return Err(error),
             Err(Refusal::Mode(error)) => {
@@ -259,22 +263,14 @@ enum Refusal {
     Final(OpenError),
 }
 
-fn bring_up_as(
+fn bind_queues(
     mode: Mode,
-    program: &mut SteeringProgram,
+    program: &SteeringProgram,
     found: &Found,
     sizes: Sizes,
     config: &DriverConfig,
 ) -> Result<Rings, Refusal> {
     let name = &found.carrier.name;
-    let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
-    attach(program, found.carrier.index, attach_mode, config).map_err(|error| match error {
-        AttachError::Foreign(there) => Refusal::Final(in_use(name.clone(), there)),
-        AttachError::System(source) if is_permission(&source) => {
-            Refusal::Final(OpenError::Permission { doing: "attaching the steering program" })
-        }
-        AttachError::System(source) => Refusal::Mode(source),
-    })?;
     let copy =
         if mode == Mode::ZeroCopy { SocketAddrXdpFlags::XDP_ZEROCOPY } else { SocketAddrXdpFlags::XDP_COPY };
     let mut rings = frame_memory(sizes, config).map_err(Refusal::Final)?;
@@ -292,29 +288,41 @@ fn bring_up_as(
     Ok(rings)
 }
 
-/// Attaches the program. If another process has the interface and is about to end, waits until it has ended.
 fn attach(
     program: &mut SteeringProgram,
-    index: u32,
-    mode: AttachMode,
+    carrier: &KernelLink,
+    mode: Mode,
     config: &DriverConfig,
-) -> Result<(), AttachError> {
+) -> Result<(), Refusal> {
+    let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
+    program.attach(carrier.index, attach_mode, config.replace_program).map_err(|error| match error {
+        AttachError::Foreign(there) => Refusal::Final(in_use(carrier.name.clone(), there)),
+        AttachError::System(source) if is_permission(&source) => {
+            Refusal::Final(OpenError::Permission { doing: "attaching the steering program" })
+        }
+        AttachError::System(source) => Refusal::Mode(source),
+    })
+}
+
+/// Returns when no program is on the interface, or one that may be replaced. If a process that has the interface is about to end,
+/// waits until it has ended.
+fn await_owner(carrier: &KernelLink, config: &DriverConfig) -> Result<(), OpenError> {
     let (owner_ends, relative_ends) = (Deadline::after(OWNER_EXIT), Deadline::after(RELATIVE_EXIT));
     loop {
-        let attached = program.attach(index, mode, config.replace_program);
-        let waits = match &attached {
-            Err(AttachError::Foreign(there)) if there.name == xwarp_prog::PROGRAM_NAME => match &there.holder
-            {
-                // The holder may have closed its descriptors already; the kernel detaches the program a moment later.
-                None => !owner_ends.passed(),
-                Some(holder) if holder.is_ending() => !owner_ends.passed(),
-                Some(holder) if is_relative(holder.pid) => !relative_ends.passed(),
-                Some(_) => false,
-            },
-            _ => false,
+        let attached = xwarp_prog::attached_to(carrier.index)
+            .map_err(|source| OpenError::System { doing: "looking for an XDP program", source })?;
+        let Some(there) = attached else { return Ok(()) };
+        let is_ours = there.name == xwarp_prog::PROGRAM_NAME;
+        let waits = match &there.holder {
+            _ if !is_ours => false,
+            // The holder may have closed its descriptors already; the kernel detaches the program a moment later.
+            None => !owner_ends.passed(),
+            Some(holder) if holder.is_ending() => !owner_ends.passed(),
+            Some(holder) if is_relative(holder.pid) => !relative_ends.passed(),
+            Some(_) => false,
         };
         if !waits {
-            return attached;
+            return if config.replace_program { Ok(()) } else { Err(in_use(carrier.name.clone(), there)) };
         }
         std::thread::sleep(OWNER_POLL);
     }

@@ -19,6 +19,7 @@ use crate::open::{self, Found};
 use crate::resolver::Resolver;
 use crate::state::{Watch, follow_addresses};
 use crate::sys::{self, Sizes};
+use crate::upkeep;
 
 /// An interface whose frames the switch distributes among clients. Dropping it detaches the switch.
 #[derive(Debug)]
@@ -138,11 +139,24 @@ impl SharedInterface {
     /// # Errors
     /// Reading from the netlink socket failed.
     pub fn events(&mut self, mut notify: impl FnMut(Event)) -> io::Result<()> {
-        let Self { switch, watch, .. } = self;
+        let Self { switch, watch, relay, .. } = self;
         watch.events(|event| {
             follow(switch, &event);
             notify(event);
-        })
+        })?;
+        if watch.check_due() {
+            let name = watch.state.attributes.carrier.clone();
+            let kept = relay.as_ref().map_or_else(|| switch.keep_attached(), Relay::keep_attached);
+            if let Some(reason) = upkeep::attached(&name, kept, || watch.link_is_gone()) {
+                watch.end(reason, &mut notify);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the interface was given up though it is there, after [`Event::LinkRemoved`]; text for users.
+    pub fn ended(&self) -> Option<&str> {
+        self.watch.ended()
     }
 
     /// A resolver for this interface.

@@ -71,17 +71,23 @@ impl State {
 /// addresses and add them again (netplan, DHCP clients, ifupdown, a move to a bridge); kernel TCP only stalls meanwhile.
 pub(crate) const ADDRESS_GRACE: Duration = Duration::from_secs(5);
 
+/// Interval between two checks of what the kernel does not announce: whether the program is attached, and the number of queues.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+
 /// Reads the changes of an interface that the kernel announces.
 #[derive(Debug)]
 pub(crate) struct Watch {
     monitor: Monitor,
     netlink: Netlink,
     pub state: State,
+    /// Why the interface was given up, though it is there.
+    ended: Option<String>,
+    check_at: Instant,
     /// Addresses that the kernel has removed, and when that is reported unless they come back.
     leaving: BTreeMap<IpAddr, Instant>,
     /// Expires at the earliest of these times.
     timer: OwnedFd,
-    /// Readable when the monitor or the timer is.
+    /// Readable when the monitor, the timer or a socket of a queue that was added is.
     either: OwnedFd,
 }
 
@@ -101,8 +107,18 @@ impl Watch {
         for fd in [monitor.as_fd(), timer.as_fd()] {
             epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        let mut watch = Self { monitor, netlink, state, leaving: BTreeMap::new(), timer, either };
+        let mut watch = Self {
+            monitor,
+            netlink,
+            state,
+            ended: None,
+            check_at: Instant::now() + CHECK_EVERY,
+            leaving: BTreeMap::new(),
+            timer,
+            either,
+        };
         watch.reload_addresses(&mut notify)?;
+        watch.set_timer()?;
         Ok(watch)
     }
 
@@ -167,13 +183,50 @@ impl Watch {
                 }
             }
         }
-        let left = self.leaving.values().min().map(|at| at.saturating_duration_since(now));
+        self.set_timer()
+    }
+
+    /// Sets the timer for what is due next.
+    fn set_timer(&self) -> io::Result<()> {
+        let next = self.leaving.values().copied().fold(self.check_at, Instant::min);
         // Zero would stop the timer.
-        let left = left.map_or(Duration::ZERO, |left| left.max(Duration::from_millis(1)));
+        let left = next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let it_value = Timespec::try_from(left).unwrap_or_default();
         let setting = Itimerspec { it_interval: Timespec::default(), it_value };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)?;
         Ok(())
+    }
+
+    /// Whether what the kernel does not announce should be checked now; true once in [`CHECK_EVERY`].
+    pub(crate) fn check_due(&mut self) -> bool {
+        let now = Instant::now();
+        if self.state.removed || now < self.check_at {
+            return false;
+        }
+        self.check_at = now + CHECK_EVERY;
+        self.set_timer().is_ok()
+    }
+
+    /// Gives the interface up, for a reason that users read.
+    pub(crate) fn end(&mut self, reason: String, notify: &mut impl FnMut(Event)) {
+        tracing::error!(interface = self.state.attributes.name, reason, "the device ends");
+        self.ended = Some(reason);
+        self.report(Event::LinkRemoved, notify);
+    }
+
+    /// Why the interface was given up, though it is there.
+    pub(crate) fn ended(&self) -> Option<&str> {
+        self.ended.as_deref()
+    }
+
+    /// Makes [`event_fd`](Self::event_fd) readable while `fd` is.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+    }
+
+    /// A socket of the interface's network namespace.
+    pub(crate) fn any_socket(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
     }
 
     fn report(&mut self, event: Event, notify: &mut impl FnMut(Event)) {
@@ -182,7 +235,8 @@ impl Watch {
         }
     }
 
-    fn link_is_gone(&mut self) -> bool {
+    /// Whether the interface is gone, or in another network namespace.
+    pub(crate) fn link_is_gone(&mut self) -> bool {
         let link = self.netlink.link(self.state.attributes.index);
         link.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     }

@@ -53,6 +53,12 @@ pub(crate) const MOST_CHUNKS: usize = 18;
 /// Option of a descriptor that is not the last of its frame (`XDP_PKT_CONTD` of `linux/if_xdp.h`).
 const CONTINUED: u32 = 1 << 0;
 
+/// The number of the queue from which frames come that another owner of the interface has handed over.
+pub(crate) const HANDED_OVER: u16 = u16::MAX;
+
+/// Receive chunks without which a queue that is added to an open interface is not served.
+const MIN_ADDED_CHUNKS: usize = 64;
+
 /// Descriptors moved by one ring operation.
 const BATCH: usize = 64;
 /// Bytes of a received chunk that are prefetched: headers and a short message. The processor itself prefetches longer reads.
@@ -70,6 +76,11 @@ pub(crate) struct Rings {
     completed: [u64; BATCH],
     /// The socket to which the memory was registered, until it is bound to the first queue.
     unbound: Option<Queue>,
+    /// Queues for which there are receive chunks since the interface was opened, and groups of receive chunks.
+    first_queues: u16,
+    first_groups: u16,
+    /// The index of the interface to which the first socket is bound.
+    interface: u32,
     /// The memory is registered for [`TransmitMetadata`].
     metadata: bool,
     memory: Memory,
@@ -248,6 +259,9 @@ impl Rings {
             scratch: [Descriptor::default(); BATCH],
             completed: [0; BATCH],
             unbound,
+            first_queues: sizes.queues,
+            first_groups: sizes.receive_groups(),
+            interface: 0,
             metadata,
             memory,
         })
@@ -279,10 +293,33 @@ impl Rings {
             }
             queue
         };
+        self.interface = index;
         let number = self.queues.len() as u16;
         self.queues.push(queue);
         self.refill(number);
         Ok(())
+    }
+
+    /// Binds a socket to a queue that the interface has more than when it was opened. It gets some of the transmit chunks.
+    ///
+    /// # Errors
+    /// `EAGAIN` while too few of them are free; those of the kernel, such as `EBUSY`.
+    pub(crate) fn bind_added(&mut self, sizes: Sizes) -> io::Result<()> {
+        let next = self.group(self.queues());
+        // The chunks of an earlier attempt that failed.
+        if self.frames.receive_total(next) == 0 && self.frames.add_queue(MIN_ADDED_CHUNKS).is_none() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.bind(self.interface, sizes, SocketAddrXdpFlags::empty())
+    }
+
+    /// The group of receive chunks of a queue: those of queues that were added follow the group for frames that are handed over.
+    fn group(&self, queue: u16) -> u16 {
+        match queue {
+            HANDED_OVER => self.first_queues,
+            queue if queue < self.first_queues => queue,
+            queue => queue - self.first_queues + self.first_groups,
+        }
     }
 
     /// The address of an empty chunk's bytes in the frame memory.
@@ -303,11 +340,13 @@ impl Rings {
     }
 
     pub(crate) fn receive_free(&self, queue: u16) -> usize {
-        self.frames.receive_free(queue)
+        self.frames.receive_free(self.group(queue))
     }
 
-    pub(crate) fn receive_out(&self, queue: u16) -> usize {
-        self.frames.receive_out(queue)
+    /// Receive chunks of a queue that are not received.
+    pub(crate) fn receive_available(&self, queue: u16) -> usize {
+        let group = self.group(queue);
+        self.frames.receive_total(group) - self.frames.receive_out(group)
     }
 
     /// The socket of a queue.
@@ -327,10 +366,11 @@ impl Rings {
 
     /// Puts the queue's free chunks on its fill ring.
     pub(crate) fn refill(&mut self, queue: u16) {
+        let group = self.group(queue);
         let Some(Queue { rings, .. }) = self.queues.get_mut(usize::from(queue)) else { return };
         // The kernel does not use these chunks, and we do not either from now on: they are `Fill`.
         while rings.fill.room(1) > 0
-            && let Some(chunk) = self.frames.fill(queue)
+            && let Some(chunk) = self.frames.fill(group)
         {
             rings.fill.push(Self::blank(chunk));
         }
@@ -386,9 +426,9 @@ impl Rings {
         taken
     }
 
-    /// Copies a frame that another owner has handed over to chunks of `group`, which no queue uses. `None` when they are too
-    /// few.
-    pub(crate) fn adopt(&mut self, group: u16, frame: &[u8]) -> Option<Arrived> {
+    /// Copies a frame that another owner has handed over to chunks that no queue uses. `None` when they are too few.
+    pub(crate) fn adopt(&mut self, frame: &[u8]) -> Option<Arrived> {
+        let group = self.group(HANDED_OVER);
         if self.frames.receive_free(group) < chunks_of(frame.len()) {
             return None;
         }

@@ -274,7 +274,7 @@ fn netns_every_queue_has_a_socket() {
         assert_eq!((got.queue(), b.rx_chunks(&got).concat()), (QueueId(queue), bytes));
         b.recycle(got);
     }
-    assert_eq!(b.program_counters().unwrap().no_socket, 0);
+    assert_eq!(b.program_counters().unwrap().dropped_no_socket, 0);
 }
 
 /// Queues take turns: a small batch does not starve the last one.

@@ -1,16 +1,19 @@
-//! Attaching the program by a `bpf_link`, which the kernel removes when its owner exits, and replacing
-//! another owner's program.
+//! Attaching a program by a `bpf_link`, which the kernel removes when its owner exits, noticing that somebody has detached it, and
+//! replacing another owner's program.
 
 use std::ffi::c_int;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libbpf_rs::libbpf_sys;
-use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter};
-use libbpf_rs::{Xdp, XdpFlags};
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo, ProgInfoIter};
+use libbpf_rs::{Program, Xdp, XdpFlags};
 
 use crate::holder::{self, Holder};
+use crate::{PROGRAM_NAME, SWITCH_NAME};
 
 /// The place in the receive path where the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,17 +76,138 @@ pub fn attached_to(ifindex: u32) -> io::Result<Option<Attached>> {
     attached(File::open("/dev/null")?.as_fd(), ifindex)
 }
 
+/// Where a program is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub ifindex: u32,
+    pub hook: Hook,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Xdp(AttachMode),
+    /// The ingress of tc, behind the programs that are attached already.
+    Ingress,
+}
+
+/// Whether a program was still attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// It was.
+    Attached,
+    /// Somebody had detached it; it is attached again.
+    Again,
+}
+
+/// A program's attachment to an interface.
+#[derive(Debug)]
+struct Attachment {
+    link: OwnedFd,
+    /// The process that attached the program; a child (`fork`) has a copy of the descriptor.
+    owner: u32,
+    /// The network namespace of the interface.
+    namespace: Option<u64>,
+    place: Place,
+}
+
+/// What keeps a program attached, shared by threads. Dropping it detaches the program.
+#[derive(Debug, Default)]
+pub(crate) struct Anchor(Mutex<Option<Attachment>>);
+
+impl Anchor {
+    fn lock(&self) -> MutexGuard<'_, Option<Attachment>> {
+        // The value is replaced as a whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Attaches `program` at `place`, unless it is there already.
+    ///
+    /// # Errors
+    /// As [`Self::keep`].
+    pub(crate) fn attach(&self, program: BorrowedFd<'_>, place: Place) -> Result<(), AttachError> {
+        if self.is_at(place) {
+            return Ok(());
+        }
+        self.detach();
+        *self.lock() = Some(Attachment::new(program, place)?);
+        Ok(())
+    }
+
+    pub(crate) fn is_at(&self, place: Place) -> bool {
+        self.lock().as_ref().is_some_and(|there| there.place == place)
+    }
+
+    /// Attaches `program` again if somebody else has detached it.
+    ///
+    /// # Errors
+    /// [`AttachError::Foreign`] names a program that has taken its place. The interface is gone, or in another network namespace
+    /// than the calling thread.
+    pub(crate) fn keep(&self, program: BorrowedFd<'_>) -> Result<Kept, AttachError> {
+        let mut attachment = self.lock();
+        match &mut *attachment {
+            Some(there) if there.owner == std::process::id() && !there.is_live() => {
+                if there.namespace != namespace() {
+                    let text = "the calling thread is in another network namespace";
+                    return Err(io::Error::other(text).into());
+                }
+                *there = Attachment::new(program, there.place)?;
+                Ok(Kept::Again)
+            }
+            _ => Ok(Kept::Attached),
+        }
+    }
+
+    pub(crate) fn detach(&self) {
+        if let Some(Attachment { link, owner, .. }) = self.lock().take()
+            && owner == std::process::id()
+        {
+            // Closing the descriptor is not enough while the process forks: the child holds a copy for a
+            // moment. If the detach fails, closing remains.
+            let _ = detach(link.as_fd());
+        }
+    }
+
+    /// Calls `f` with the descriptor that keeps the program attached.
+    pub(crate) fn with_link<R>(&self, f: impl FnOnce(Option<BorrowedFd<'_>>) -> R) -> R {
+        f(self.lock().as_ref().map(|attachment| attachment.link.as_fd()))
+    }
+}
+
+impl Drop for Anchor {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+impl Attachment {
+    fn new(program: BorrowedFd<'_>, place: Place) -> Result<Self, AttachError> {
+        let link = match place.hook {
+            Hook::Xdp(mode) => attach(program, place.ifindex, mode)?,
+            Hook::Ingress => create_link(program, place.ifindex, libbpf_sys::BPF_TCX_INGRESS, 0)?,
+        };
+        Ok(Self { link, owner: std::process::id(), namespace: namespace(), place })
+    }
+
+    /// Whether the link still has its interface, which the kernel takes from a link that is detached. No event announces that.
+    fn is_live(&self) -> bool {
+        let path = format!("/proc/self/fdinfo/{}", self.link.as_raw_fd());
+        let Ok(info) = std::fs::read_to_string(path) else { return true };
+        info.lines().find_map(|line| line.strip_prefix("ifindex:")).is_none_or(|index| index.trim() != "0")
+    }
+}
+
+/// The network namespace of the calling thread, by its inode.
+fn namespace() -> Option<u64> {
+    Some(std::fs::metadata("/proc/thread-self/ns/net").ok()?.ino())
+}
+
 pub(crate) fn attach(
     program: BorrowedFd<'_>,
     ifindex: u32,
     mode: AttachMode,
-    replace: bool,
 ) -> Result<OwnedFd, AttachError> {
     if let Some(there) = attached(program, ifindex)? {
-        if !replace {
-            return Err(AttachError::Foreign(there));
-        }
-        detach_foreign(program, ifindex, &there)?;
+        return Err(AttachError::Foreign(there));
     }
     create_link(program, ifindex, libbpf_sys::BPF_XDP, mode.flags()).map_err(|error| {
         match attached(program, ifindex) {
@@ -123,21 +247,57 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: u32, flags: u32) ->
     owned(fd)
 }
 
-/// Detaches another owner's program: by its link if it has one, because the kernel then rejects other ways.
-fn detach_foreign(program: BorrowedFd<'_>, ifindex: u32, there: &Attached) -> io::Result<()> {
-    // Interface indices repeat across network namespaces, program ids do not.
-    let its_link = LinkInfoIter::default().find(|link| {
-        link.prog_id == there.id && matches!(&link.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex)
-    });
-    if let Some(link) = its_link {
-        return detach_link(link.id);
+/// Another owner's program that was detached, until it is put back or given up.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    program: OwnedFd,
+    ifindex: c_int,
+    mode: AttachMode,
+}
+
+impl Replaced {
+    /// Detaches the program that is attached to interface `ifindex`, if there is one: by its link if it has one, because the kernel
+    /// then rejects other ways.
+    ///
+    /// # Errors
+    /// [`AttachError::Foreign`] when it must stay: a living process of ours serves connections by it, or it could not be put
+    /// back.
+    pub(crate) fn detach(any: BorrowedFd<'_>, ifindex: u32) -> Result<Option<Self>, AttachError> {
+        let Some(there) = attached(any, ifindex)? else { return Ok(None) };
+        // Interface indices repeat across network namespaces, program ids do not.
+        let of_it = |link: &LinkInfo| {
+            link.prog_id == there.id
+                && matches!(&link.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex)
+        };
+        let link = LinkInfoIter::default().find(of_it);
+        // The link of a process that has ended is gone.
+        let is_ours = [PROGRAM_NAME, SWITCH_NAME].contains(&there.name.as_str());
+        let Ok(program) = Program::fd_from_id(there.id) else { return Err(AttachError::Foreign(there)) };
+        if is_ours && link.is_some() {
+            return Err(AttachError::Foreign(there));
+        }
+        let index = c_int::try_from(ifindex).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let replaced = Self { program, ifindex: index, mode: there.mode };
+        match link {
+            Some(link) => detach_link(link.id)?,
+            None => Xdp::new(any).detach(index, replaced.flags()).map_err(|error| system(&error))?,
+        }
+        Ok(Some(replaced))
     }
-    let flags = match there.mode {
-        AttachMode::Native => XdpFlags::DRV_MODE,
-        AttachMode::Generic => XdpFlags::SKB_MODE,
-    };
-    let index = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
-    Xdp::new(program).detach(index, flags).map_err(|error| system(&error))
+
+    fn flags(&self) -> XdpFlags {
+        match self.mode {
+            AttachMode::Native => XdpFlags::DRV_MODE,
+            AttachMode::Generic => XdpFlags::SKB_MODE,
+        }
+    }
+
+    /// Attaches it again. A link of its owner's cannot be restored: the program is then attached without one.
+    pub(crate) fn put_back(self) {
+        if let Err(error) = Xdp::new(self.program.as_fd()).attach(self.ifindex, self.flags()) {
+            tracing::error!(%error, ifindex = self.ifindex, "the XDP program that was replaced cannot be put back");
+        }
+    }
 }
 
 #[expect(unsafe_code, reason = "libbpf-rs looks up no links by id")]

@@ -1,4 +1,4 @@
-//! [`ProgramCounters`] and [`SwitchCounters`]: the programs' actions on frames, and the reasons for passing frames on.
+//! [`ProgramCounters`] and [`SwitchCounters`]: the programs' actions on frames, and the reasons for passing or dropping frames.
 
 use libbpf_rs::{MapCore, MapFlags};
 
@@ -15,7 +15,7 @@ macro_rules! program_counters {
             passed_vlan,
             /// Passed: an IP fragment that is none of ours, or not the first one of its packet.
             passed_fragment,
-            /// Passed: neither TCP nor ICMP, or an IPv6 packet with extension headers.
+            /// Passed: neither TCP nor ICMP.
             passed_not_tcp,
             /// Passed: ICMP that quotes none of our connections.
             passed_icmp,
@@ -31,6 +31,8 @@ macro_rules! program_counters {
             dropped_martian,
             /// Dropped: the first fragment of one of our segments; the kernel would reassemble it and reset the connection.
             dropped_fragment,
+            /// Dropped: to us, with more headers between IP and TCP than are looked behind.
+            dropped_headers,
             $($(#[$doc])* $name),+
         }
     };
@@ -66,8 +68,8 @@ program_counters! {
     steered_listener,
     /// Steered: ICMP errors that quote one of our connections.
     steered_icmp,
-    /// Passed: ours, but no AF_XDP socket serves the queue.
-    no_socket,
+    /// Dropped: ours, but no AF_XDP socket serves the queue yet.
+    dropped_no_socket,
 }
 
 program_counters! {

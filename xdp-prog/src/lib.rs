@@ -41,13 +41,14 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Once;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
 pub use addresses::{Addresses, Station};
-pub use attach::{AttachError, AttachMode, Attached, attached_to};
+use attach::{Anchor, Hook, Place, Replaced};
+pub use attach::{AttachError, AttachMode, Attached, Kept, attached_to};
 pub use counters::{ProgramCounters, SwitchCounters};
 pub use holder::{Holder, af_xdp_users, socket_user};
 pub use policy::Policy;
@@ -102,20 +103,12 @@ impl ProgramError {
     }
 }
 
-/// Interface and mode of the attachment, and the link that ends it.
-#[derive(Debug)]
-struct Attachment {
-    link: OwnedFd,
-    /// The process that attached the program; a child (`fork`) has a copy of the descriptor.
-    owner: u32,
-    ifindex: u32,
-    mode: AttachMode,
-}
-
 /// The loaded program, its maps, and its attachment to an interface. Dropping it detaches the program.
 #[derive(Debug)]
 pub struct SteeringProgram {
-    link: Option<Attachment>,
+    anchor: Anchor,
+    /// The program of another owner that was detached for ours.
+    replaced: Mutex<Option<Replaced>>,
     program: OwnedFd,
     flows: MapHandle,
     listeners: MapHandle,
@@ -149,7 +142,8 @@ impl SteeringProgram {
         };
         let maps = &skeleton.maps;
         Ok(Self {
-            link: None,
+            anchor: Anchor::default(),
+            replaced: Mutex::default(),
             program: skeleton.progs.xwarp_steer.as_fd().try_clone_to_owned().map_err(failed)?,
             flows: map(&maps.flows)?,
             listeners: map(&maps.listeners)?,
@@ -164,34 +158,60 @@ impl SteeringProgram {
     ///
     /// If our program is attached elsewhere or in another mode, it is detached first. If it is already attached as
     /// requested, it stays, because some network drivers reset the NIC at each change. With `replace`, another
-    /// owner's program is detached first and never restored; this needs `CAP_SYS_ADMIN` if it has a link.
+    /// owner's program is detached first, unless a living process serves connections by it; this needs `CAP_SYS_ADMIN`. It is put
+    /// back if ours cannot be attached, or is dropped before [`give_up_replaced`](Self::give_up_replaced).
     ///
     /// # Errors
     /// [`AttachError::Foreign`] names the program that is there already.
     pub fn attach(&mut self, ifindex: u32, mode: AttachMode, replace: bool) -> Result<(), AttachError> {
-        if self.link.as_ref().is_some_and(|there| there.ifindex == ifindex && there.mode == mode) {
-            return Ok(());
+        let place = Place { ifindex, hook: Hook::Xdp(mode) };
+        let program = self.program.as_fd();
+        let replaced = if replace && !self.anchor.is_at(place) {
+            self.anchor.detach();
+            Replaced::detach(program, ifindex)?
+        } else {
+            None
+        };
+        match self.anchor.attach(program, place) {
+            Ok(()) => {
+                if replaced.is_some() {
+                    *self.replaced() = replaced;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                replaced.into_iter().for_each(Replaced::put_back);
+                Err(error)
+            }
         }
-        self.detach();
-        let link = attach::attach(self.program.as_fd(), ifindex, mode, replace)?;
-        self.link = Some(Attachment { link, owner: std::process::id(), ifindex, mode });
-        Ok(())
+    }
+
+    /// Forgets the program of another owner that was replaced: it is not put back any more.
+    pub fn give_up_replaced(&self) {
+        *self.replaced() = None;
+    }
+
+    fn replaced(&self) -> MutexGuard<'_, Option<Replaced>> {
+        self.replaced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Attaches the program again if somebody else has detached it. Takes a system call or two.
+    ///
+    /// # Errors
+    /// [`AttachError::Foreign`] names a program that has taken its place. The interface is gone, or in another network namespace
+    /// than the calling thread.
+    pub fn keep_attached(&self) -> Result<Kept, AttachError> {
+        self.anchor.keep(self.program.as_fd())
     }
 
     /// Detaches the program; frames go to the kernel again.
     pub fn detach(&mut self) {
-        if let Some(Attachment { link, owner, .. }) = self.link.take()
-            && owner == std::process::id()
-        {
-            // Closing the descriptor is not enough while the process forks: the child holds a copy for a
-            // moment. If the detach fails, closing remains.
-            let _ = attach::detach(link.as_fd());
-        }
+        self.anchor.detach();
     }
 
-    /// The descriptor that keeps the program attached.
-    pub fn link(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(|attachment| attachment.link.as_fd())
+    /// Calls `f` with the descriptor that keeps the program attached.
+    pub fn with_link<R>(&self, f: impl FnOnce(Option<BorrowedFd<'_>>) -> R) -> R {
+        self.anchor.with_link(f)
     }
 
     /// The kernel's id of the program; 0 if the kernel does not report it.
@@ -246,6 +266,8 @@ impl SteeringProgram {
 impl Drop for SteeringProgram {
     fn drop(&mut self) {
         self.detach();
+        let replaced = self.replaced().take();
+        replaced.into_iter().for_each(Replaced::put_back);
     }
 }
 

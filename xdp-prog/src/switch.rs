@@ -8,7 +8,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 
 use crate::addresses::{Addresses, Station};
-use crate::attach::{self, AttachError, AttachMode};
+use crate::attach::{self, Anchor, AttachError, AttachMode, Hook, Kept, Place};
 use crate::counters::SwitchCounters;
 use crate::policy::Policy;
 use crate::switch_skeleton::{SwitchSkel, SwitchSkelBuilder};
@@ -34,7 +34,7 @@ pub struct Switch {
     station: Station,
     policy: Policy,
     counters: MapHandle,
-    link: Option<OwnedFd>,
+    anchor: Anchor,
 }
 
 /// Keeps the programs on the two ends of a client's pair attached.
@@ -56,7 +56,7 @@ impl Switch {
     }
 
     /// Duplicates the descriptors, so that the skeleton can be dropped.
-    fn from_skeleton(skeleton: &SwitchSkel<'_>) -> Result<Self, ProgramError> {
+    pub(crate) fn from_skeleton(skeleton: &SwitchSkel<'_>) -> Result<Self, ProgramError> {
         let program = |program: &ProgramMut<'_>| {
             program.as_fd().try_clone_to_owned().map_err(|source| ProgramError {
                 doing: "duplicating a program's descriptor",
@@ -79,7 +79,7 @@ impl Switch {
             station: Station(map(&maps.source)?),
             policy: Policy::new(map(&maps.policy)?, map(&maps.peers)?),
             counters: map(&maps.counters)?,
-            link: None,
+            anchor: Anchor::default(),
         })
     }
 
@@ -89,8 +89,16 @@ impl Switch {
     /// # Errors
     /// [`AttachError::Foreign`] names the program that is there already.
     pub fn attach(&mut self, ifindex: u32, mode: AttachMode) -> Result<(), AttachError> {
-        self.link = Some(attach::attach(self.uplink.as_fd(), ifindex, mode, false)?);
+        self.anchor.attach(self.uplink.as_fd(), Place { ifindex, hook: Hook::Xdp(mode) })?;
         self.send_through(ifindex).map_err(|error| AttachError::System(std::io::Error::other(error)))
+    }
+
+    /// Attaches the program to the interface again if somebody else has detached it.
+    ///
+    /// # Errors
+    /// As [`SteeringProgram::keep_attached`](crate::SteeringProgram::keep_attached).
+    pub fn keep_attached(&self) -> Result<Kept, AttachError> {
+        self.anchor.keep(self.uplink.as_fd())
     }
 
     /// Lets the frames of clients leave through interface `ifindex`, without attaching a program to it: frames from the
@@ -205,7 +213,7 @@ impl Switch {
 }
 
 /// Opens, configures and loads the programs.
-fn load_skeleton<'obj>(
+pub(crate) fn load_skeleton<'obj>(
     config: &ProgramConfig<'_>,
     storage: &'obj mut MaybeUninit<OpenObject>,
 ) -> Result<SwitchSkel<'obj>, ProgramError> {
@@ -219,15 +227,6 @@ fn load_skeleton<'obj>(
     let constants = open.maps.rodata_data.as_mut();
     configure(config.vlans, constants.map(|data| (&mut data.vlan_count, &mut data.vlan_ids)))?;
     open.load().map_err(ProgramError::new("loading the programs of the switch"))
-}
-
-impl Drop for Switch {
-    fn drop(&mut self) {
-        if let Some(link) = self.link.take() {
-            // As for the steering program: closing alone is not enough while the process forks.
-            let _ = attach::detach(link.as_fd());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,113 +4,21 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{
-        Barrier,
-        mpsc::{Sender, channel},
-    },
+    sync::{Barrier, mpsc::channel},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use ends::{LIMIT, between, parts};
 use xwarp_checks::lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side};
 use xwarp_verbs::{
-    Access, AsyncEvent, CloseReason, CompletionQueue, Device, MemoryRegion, Payload, ProtectionDomain,
-    QpFault, QueuePair, QueuePairOptions, RecvRequest, WcStatus, WorkRequest,
-    cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, ListenOptions},
+    AsyncEvent, CloseReason, Device, RecvRequest,
+    cm::{ConnectOptions, ConnectionError, ListenOptions},
 };
 
-const LIMIT: Duration = Duration::from_secs(20);
-/// Time limit for the report of an interface's change. The end of an address is reported after 5 s, if it does not come back.
-const REPORTED: Duration = Duration::from_secs(20);
+mod ends;
+
 const PORT: u16 = 4791;
-
-/// One end of a connection; the fields are dropped in this order.
-struct End {
-    _connection: Connection,
-    qp: QueuePair,
-    cq: CompletionQueue,
-    inbox: MemoryRegion,
-    _pd: ProtectionDomain,
-    device: Device,
-}
-
-fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair, MemoryRegion) {
-    let pd = device.create_pd().unwrap();
-    let cq = device.create_cq(64).unwrap();
-    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-    let inbox = pd.allocate(64, Access::LOCAL_WRITE).unwrap();
-    qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 64)])).unwrap();
-    (pd, cq, qp, inbox)
-}
-
-impl End {
-    fn accepted(address: SocketAddr, listening: &Sender<()>) -> Self {
-        let device = Device::open(INTERFACE).unwrap();
-        let listener = device.listen(address, ListenOptions::default()).unwrap();
-        listening.send(()).unwrap();
-        let mut request = listener.accept(LIMIT).unwrap();
-        let (pd, cq, qp, inbox) = parts(&device);
-        let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
-        Self { _connection: connection, qp, cq, inbox, _pd: pd, device }
-    }
-
-    fn connected(address: SocketAddr) -> Self {
-        let device = Device::open(INTERFACE).unwrap();
-        let (pd, cq, qp, inbox) = parts(&device);
-        let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap();
-        Self { _connection: connection, qp, cq, inbox, _pd: pd, device }
-    }
-
-    fn say(&self, text: &str) {
-        self.qp.post_send(&WorkRequest::send(2, Payload::Inline(text.as_bytes())).signaled()).unwrap();
-        assert_eq!(self.cq.spin(LIMIT).unwrap().status, WcStatus::Success);
-    }
-
-    fn hear(&self) -> String {
-        let completion = self.cq.spin(LIMIT).unwrap();
-        assert_eq!(completion.status, WcStatus::Success);
-        String::from_utf8(self.inbox.to_vec(0, completion.byte_len as usize).unwrap()).unwrap()
-    }
-
-    /// The asynchronous events up to the first one that `is_last` accepts; panics after the time limit.
-    fn events_until(&self, is_last: impl Fn(&AsyncEvent) -> bool) -> Vec<AsyncEvent> {
-        let events = self.device.async_events();
-        let (end, mut seen) = (Instant::now() + REPORTED, Vec::new());
-        loop {
-            match events.poll() {
-                Some(event) => seen.push(event),
-                None => assert!(Instant::now() < end, "only {seen:?}"),
-            }
-            if seen.last().is_some_and(&is_last) {
-                return seen;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// The asynchronous events up to the failure of the queue pair.
-    fn failed_by(&self, reason: CloseReason) -> Vec<AsyncEvent> {
-        self.events_until(|event| {
-            matches!(event, AsyncEvent::QpFatal { fault: QpFault::Connection(by), .. } if *by == reason)
-        })
-    }
-}
-
-/// Connects a client in side A to a server in side B at `address`; each closure runs in its side's namespace.
-fn between(lab: &Lab, address: SocketAddr, client: impl FnOnce(End) + Send, server: impl FnOnce(End) + Send) {
-    let (ready, listening) = channel();
-    thread::scope(|scope| {
-        let server = lab.enter(scope, Side::B, move || server(End::accepted(address, &ready))).unwrap();
-        let client = lab
-            .enter(scope, Side::A, move || {
-                listening.recv().unwrap();
-                client(End::connected(address));
-            })
-            .unwrap();
-        client.join().unwrap();
-        server.join().unwrap();
-    });
-}
 
 fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
@@ -127,7 +35,7 @@ fn ip(lab: &Lab, side: Side, command: &str) -> String {
 #[test]
 fn netns_a_removed_interface_is_fatal_to_its_device_and_reported() {
     let lab = lab();
-    let ends = |end: End| {
+    let ends = |end: ends::End| {
         let events = end.failed_by(CloseReason::InterfaceRemoved);
         assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
         assert!(!end.device.attributes().interface.up);

@@ -53,15 +53,20 @@ impl Sizes {
         if count == 0 || count > self.transmit_queues {
             return None;
         }
-        let part = |queues: u16, first: u16| (queues - first).div_ceil(count);
-        let sizes = |first| Self {
-            queues: part(self.queues, first),
-            transmit_queues: part(self.transmit_queues, first),
-            first_queue: first,
-            queue_step: count,
-            ..self
+        let owner = |first| {
+            let part = Self { first_queue: first, queue_step: count, ..self };
+            Self {
+                queues: part.of_all(self.queues),
+                transmit_queues: part.of_all(self.transmit_queues),
+                ..part
+            }
         };
-        Some((0..count).map(sizes).collect())
+        Some((0..count).map(owner).collect())
+    }
+
+    /// The number of this owner's queues when the interface has `all`.
+    pub(crate) const fn of_all(&self, all: u16) -> u16 {
+        all.saturating_sub(self.first_queue).div_ceil(self.queue_step)
     }
 
     /// The interface's number of a queue.

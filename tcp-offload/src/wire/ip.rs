@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{Ecn, Malformed, checksum::Sum};
+use super::{Ecn, Malformed, checksum::Sum, extensions};
 
 pub(super) const PROTOCOL_ICMP: u8 = 1;
 pub(super) const PROTOCOL_TCP: u8 = 6;
@@ -103,21 +103,16 @@ fn has_source_route(options: &[u8]) -> bool {
     }
 }
 
-/// Parses an IPv6 header that begins at `at` (RFC 8200).
-///
-/// Extension headers are not supported: such packets count as [`Inbound::Other`](super::Inbound::Other), because
-/// their next header is not TCP. A fragment header is reported as [`Malformed::Fragment`].
+/// Parses an IPv6 header that begins at `at`, and the extension headers behind it (RFC 8200).
 pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
-    const FRAGMENT: u8 = 44;
     let bytes = head.get(at..).unwrap_or_default();
     let fixed = bytes.first_chunk::<IPV6_HEADER>().ok_or(Malformed::Truncated)?;
-    let [version, service, _, _, l0, l1, protocol, _, addresses @ ..] = *fixed;
+    let [version, service, _, _, l0, l1, next, _, addresses @ ..] = *fixed;
     if version >> 4 != 6 {
         return Err(Malformed::HeaderLength);
     }
-    if protocol == FRAGMENT {
-        return Err(Malformed::Fragment);
-    }
+    let (protocol, behind) =
+        if next == PROTOCOL_TCP { (next, IPV6_HEADER) } else { extensions::skip(bytes, next, IPV6_HEADER)? };
     let address = |octets: Option<&[u8; 16]>| octets.copied().map_or(Ipv6Addr::UNSPECIFIED, Ipv6Addr::from);
     let (source, destination) = (address(addresses.first_chunk()), address(addresses.last_chunk()));
     if is_mapped(source) || is_mapped(destination) {
@@ -129,14 +124,15 @@ pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     {
         return Err(Malformed::Address);
     }
+    let len = usize::from(u16::from_be_bytes([l0, l1]));
     Ok(Packet {
         source: source.into(),
         destination: destination.into(),
         protocol,
         // The traffic class lies across the first two bytes; ECN is its lower two bits.
         ecn: ecn(service >> 4),
-        start: at + IPV6_HEADER,
-        len: usize::from(u16::from_be_bytes([l0, l1])),
+        start: at + behind,
+        len: len.checked_sub(behind - IPV6_HEADER).ok_or(Malformed::HeaderLength)?,
     })
 }
 

@@ -11,6 +11,7 @@ use crate::{link::QueueId, seq::SeqNum};
 
 mod checksum;
 mod emit;
+mod extensions;
 mod icmp;
 mod ip;
 mod options;
@@ -345,6 +346,9 @@ pub enum Malformed {
     /// The packet has a source route (RFC 1122 section 3.2.1.8: only routers forward those, and an answer would follow it).
     #[error("source route")]
     SourceRoute,
+    /// An extension header or option of IPv6 that a host must not skip (RFC 8200 section 4).
+    #[error("extension header")]
+    Extension,
     /// An IPv6 packet from or to an IPv4-mapped address, which names no interface on the wire (RFC 4291 section
     /// 2.5.5.2). As a flow, it would be mistaken for the IPv4 flow wherever both families share a key.
     #[error("IPv4-mapped IPv6 address")]

@@ -248,7 +248,70 @@ fn ipv4_options_are_skipped_and_fragments_rejected() {
     }
     let mut v6 = frame(&path(true, VlanTags::default()), &fields(), b"x");
     v6[20] = 44;
+    // More fragments: the first bytes of the TCP header stand for a fragment header here.
+    v6[57] = 1;
     assert_eq!(parse_bytes(&v6), Err(Malformed::Fragment));
+}
+
+/// The frame of `plain` (IPv6) with headers between IP and TCP, each with its type; their first byte is filled in.
+fn with_extensions(plain: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
+    let extra: usize = headers.iter().map(|(_, bytes)| bytes.len()).sum();
+    let mut long = plain[..54].to_vec();
+    long[18..20].copy_from_slice(&((plain.len() - 54 + extra) as u16).to_be_bytes());
+    let types: Vec<u8> = headers.iter().map(|(kind, _)| *kind).chain([6]).collect();
+    long[20] = types[0];
+    for ((_, bytes), next) in headers.iter().zip(&types[1..]) {
+        long.push(*next);
+        long.extend(&bytes[1..]);
+    }
+    long.extend(&plain[54..]);
+    long
+}
+
+/// Options and whole "fragments" are skipped, as kernel TCP does.
+#[test]
+fn rfc8200_s4_extension_headers_are_skipped_unless_they_forbid_it() {
+    const HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const DESTINATION: u8 = 60;
+    let plain = frame(&path(true, VlanTags::default()), &fields(), b"x");
+    let pad = [0, 0, 1, 4, 0, 0, 0, 0];
+    let longer = [0, 1, 0x1e, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 0];
+    let whole = [0, 0, 0, 0, 0, 0, 0, 7];
+    let arrived = [0, 0, 0, 0, 0, 0, 0, 0];
+    let skipped: [&[(u8, &[u8])]; 5] = [
+        &[(HOP, &pad)],
+        &[(DESTINATION, &longer)],
+        &[(FRAGMENT, &whole)],
+        &[(HOP, &longer), (DESTINATION, &pad), (ROUTING, &arrived), (FRAGMENT, &whole)],
+        &[(DESTINATION, &pad[..]); 8],
+    ];
+    for headers in skipped {
+        let long = with_extensions(&plain, headers);
+        let extra = long.len() - plain.len();
+        let segment = segment_of(parse_bytes(&long));
+        assert_eq!(segment.payload_start, plain.len() - 1 + extra, "{headers:?}");
+        assert_eq!(segment, Segment { payload_start: segment.payload_start, ..segment_of(parse_bytes(&plain)) });
+        for len in 54..54 + extra {
+            assert!(parse_bytes(&long[..len]).is_err(), "{headers:?}: {len} bytes");
+        }
+    }
+    let first = [0, 0, 0, 1, 0, 0, 0, 7];
+    let on_its_way = [0, 0, 0, 1, 0, 0, 0, 0];
+    let discard = [0, 0, 0x40, 4, 0, 0, 0, 0];
+    let beyond = [0, 0, 1, 9, 0, 0, 0, 0];
+    let refused: [(&[(u8, &[u8])], Malformed); 6] = [
+        (&[(FRAGMENT, &first)], Malformed::Fragment),
+        (&[(ROUTING, &on_its_way)], Malformed::SourceRoute),
+        (&[(DESTINATION, &discard)], Malformed::Extension),
+        (&[(DESTINATION, &beyond)], Malformed::HeaderLength),
+        (&[(DESTINATION, &pad), (HOP, &pad)], Malformed::Extension),
+        (&[(DESTINATION, &pad[..]); 9], Malformed::Extension),
+    ];
+    for (headers, reason) in refused {
+        assert_eq!(parse_bytes(&with_extensions(&plain, headers)), Err(reason), "{headers:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 // segment that an ICMP error quotes.
 //
 // Packet memory is read at constant offsets only, at which frames without tags and IP options have their headers. Headers
-// at a variable offset (behind VLAN tags, IP options, in an ICMP message) are copied to the stack by bpf_xdp_load_bytes
+// at a variable offset (behind VLAN tags, IP options, extension headers, in an ICMP message) are copied to the stack by bpf_xdp_load_bytes
 // (Linux 5.18). Adding a register to a packet pointer would need CAP_PERFMON: the verifier rejects it for a process that
 // has only CAP_BPF and CAP_NET_ADMIN.
 
@@ -37,6 +37,9 @@ typedef struct xdp_md frame_context;
 #define IP_FRAGMENT_MASK 0x3fff /* more fragments, and the offset */
 #define IP_OFFSET_MASK 0x1fff
 #define IP6_OFFSET_MASK 0xfff8
+#define IP6_MORE_FRAGMENTS 0x0001
+/* Largest number of headers between IP and TCP. */
+#define MAX_EXTENSIONS 8
 /* Bytes of an ICMP message before the packet that it quotes (RFC 792, RFC 4443 section 3). */
 #define ICMP_HEADER_BYTES 8
 
@@ -57,6 +60,7 @@ enum reason {
 	PASSED_OTHER_STATION,
 	DROPPED_MARTIAN,
 	DROPPED_FRAGMENT,
+	DROPPED_HEADERS,
 	REASONS,
 };
 
@@ -86,7 +90,7 @@ struct packet {
 	bool syn; /* opens a connection */
 	bool quoted;
 	bool fragment; /* the first fragment of a segment: `syn` is unknown */
-	bool unusual; /* IP options, a TTL of 0, or a tag that carries a priority only */
+	bool unusual; /* IP options, extension headers, a TTL of 0, or a tag that carries a priority only */
 };
 
 /* The interface's own addresses: a wildcard port is that of these, and not of addresses that this host only
@@ -147,6 +151,23 @@ static __always_inline int pass(__u32 reason)
 #else
 	return XDP_PASS;
 #endif
+}
+
+/* Takes the frame from everybody. */
+static __always_inline int drop(__u32 reason)
+{
+	count(reason);
+#ifdef FRAMES_ARE_SKBS
+	return TC_ACT_SHOT;
+#else
+	return XDP_DROP;
+#endif
+}
+
+/* The action on a frame that is not parsed. */
+static __always_inline int dismiss(__u32 reason)
+{
+	return reason == DROPPED_HEADERS ? drop(reason) : pass(reason);
 }
 
 /* Whether these are the octets of the interface's Ethernet address. */
@@ -333,59 +354,98 @@ static __always_inline int icmp_v6(frame_context *ctx, struct packet *packet, __
 	return quoted_tcp(ctx, packet, offset + sizeof(quoted));
 }
 
+static __always_inline bool is_extension(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_DSTOPTS ||
+	       protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_AH;
+}
+
+/* Moves `protocol` and `offset` behind the headers between IP and TCP, because the kernel's TCP, which would reset our
+ * connections, gets what is behind them (RFC 8200 section 4, RFC 4302). User space decides what it accepts. A packet to us with
+ * more headers than any host sends is not passed. */
+static __always_inline int skip_extensions(frame_context *ctx, struct packet *packet, __u8 *protocol, __u32 *offset)
+{
+	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+		struct {
+			__u8 nexthdr, length;
+			__be16 offset;
+		} header;
+
+		if (!is_extension(*protocol))
+			return PARSED;
+		packet->unusual = true;
+		if (load_bytes(ctx, *offset, &header, sizeof(header)))
+			return PASSED_TRUNCATED;
+		if (*protocol == IPPROTO_FRAGMENT) {
+			/* A fragment after the first has no ports. Without the first one the kernel does not complete the packet. */
+			if (header.offset & bpf_htons(IP6_OFFSET_MASK))
+				return PASSED_FRAGMENT;
+			packet->fragment |= !!(header.offset & bpf_htons(IP6_MORE_FRAGMENTS));
+			*offset += 8;
+		} else if (*protocol == IPPROTO_AH) {
+			*offset += (header.length + 2) * 4;
+		} else {
+			*offset += (header.length + 1) * 8;
+		}
+		*protocol = header.nexthdr;
+	}
+	if (!is_extension(*protocol))
+		return PARSED;
+	return bpf_map_lookup_elem(&addresses, &packet->flow.local) ? DROPPED_HEADERS : PASSED_NOT_TCP;
+}
+
 static __always_inline int ip_v4(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct iphdr ip;
+	__u8 protocol;
+	int reason;
 
 	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return PASSED_TRUNCATED;
-	/* A fragment after the first has no ports. Without the first one the kernel does not complete the packet. */
+	/* As in skip_extensions. */
 	if (ip.frag_off & bpf_htons(IP_OFFSET_MASK))
 		return PASSED_FRAGMENT;
 	packet->fragment = ip.frag_off & bpf_htons(IP_FRAGMENT_MASK);
-	if (packet->fragment && ip.protocol != IPPROTO_TCP)
-		return PASSED_FRAGMENT;
 	packet->unusual |= ip.ihl != 5 || !ip.ttl;
 	offset += ip.ihl * 4;
-	if (ip.protocol == IPPROTO_ICMP)
+	protocol = ip.protocol;
+	if (protocol == IPPROTO_ICMP && !packet->fragment)
 		return icmp_v4(ctx, packet, offset);
-	if (ip.protocol != IPPROTO_TCP)
-		return PASSED_NOT_TCP;
 	copy_v4(&packet->flow.local, ip.daddr);
 	copy_v4(&packet->flow.remote, ip.saddr);
+	/* The other headers are those of IPv6. */
+	if (protocol == IPPROTO_AH) {
+		reason = skip_extensions(ctx, packet, &protocol, &offset);
+		if (reason != PARSED)
+			return reason;
+	}
+	if (protocol != IPPROTO_TCP)
+		return packet->fragment ? PASSED_FRAGMENT : PASSED_NOT_TCP;
 	return tcp_segment(ctx, packet, offset);
 }
 
-/* Extension headers are not followed: our peers send no TCP behind one. */
 static __always_inline int ip_v6(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct ipv6hdr ip;
+	__u8 protocol;
+	int reason;
 
 	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 6)
 		return PASSED_TRUNCATED;
 	packet->unusual |= !ip.hop_limit;
 	offset += sizeof(ip);
-	if (ip.nexthdr == IPPROTO_FRAGMENT) {
-		struct {
-			__u8 nexthdr, reserved;
-			__be16 offset;
-			__be32 id;
-		} fragment;
-
-		if (load_bytes(ctx, offset, &fragment, sizeof(fragment)) ||
-		    fragment.offset & bpf_htons(IP6_OFFSET_MASK) || fragment.nexthdr != IPPROTO_TCP)
-			return PASSED_FRAGMENT;
-		packet->fragment = true;
-		offset += sizeof(fragment);
-	} else if (ip.nexthdr == IPPROTO_ICMPV6) {
+	protocol = ip.nexthdr;
+	if (protocol == IPPROTO_ICMPV6)
 		return icmp_v6(ctx, packet, offset);
-	} else if (ip.nexthdr != IPPROTO_TCP) {
-		return PASSED_NOT_TCP;
-	}
-	if (is_mapped(&ip.saddr) || is_mapped(&ip.daddr))
-		return PASSED_MAPPED;
 	copy_v6(&packet->flow.local, &ip.daddr);
 	copy_v6(&packet->flow.remote, &ip.saddr);
+	reason = skip_extensions(ctx, packet, &protocol, &offset);
+	if (reason != PARSED)
+		return reason;
+	if (protocol != IPPROTO_TCP)
+		return packet->fragment ? PASSED_FRAGMENT : PASSED_NOT_TCP;
+	if (is_mapped(&ip.saddr) || is_mapped(&ip.daddr))
+		return PASSED_MAPPED;
 	return tcp_segment(ctx, packet, offset);
 }
 

@@ -22,15 +22,13 @@ int xwarp_relay(struct __sk_buff *ctx)
 		return pass(PASSED_VLAN);
 	reason = parse(ctx, &packet);
 	if (reason != PARSED)
-		return pass(reason);
+		return dismiss(reason);
 	if (!receiver(&packet))
 		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
 	if (!is_for_station(ctx))
 		return pass(PASSED_OTHER_STATION);
-	if (packet.fragment) {
-		count(DROPPED_FRAGMENT);
-		return TC_ACT_SHOT;
-	}
+	if (packet.fragment)
+		return drop(DROPPED_FRAGMENT);
 	/* xwarp_uplink checks the source. */
 	return bpf_redirect(relay, 0);
 }

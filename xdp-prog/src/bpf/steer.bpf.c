@@ -2,8 +2,9 @@
 //
 // The steering program of a process that owns its interface. It redirects the frames of known TCP four-tuples, SYNs to
 // listening ports and ICMP errors that quote a known four-tuple to the AF_XDP socket of their receive queue, and
-// passes every other frame to the kernel; fragments of these segments, and SYNs that no host can have sent, it drops. It does not
-// modify frames.
+// passes every other frame to the kernel. What is ours and cannot be redirected is dropped, because the kernel's TCP would reset
+// our connections: fragments, and frames on a queue without a socket; so are SYNs that no host can have sent. It does not modify
+// frames.
 //
 // User space (`SteeringProgram` in lib.rs) fills the maps and owns them.
 
@@ -15,7 +16,7 @@ enum steered {
 	STEERED_FLOW = REASONS,
 	STEERED_LISTENER,
 	STEERED_ICMP,
-	NO_SOCKET,
+	DROPPED_NO_SOCKET,
 };
 
 struct {
@@ -42,18 +43,13 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-static __always_inline int drop(__u32 reason)
-{
-	count(reason);
-	return XDP_DROP;
-}
-
 static __always_inline int steer(struct xdp_md *ctx, __u32 reason)
 {
-	/* bpf_redirect_map returns its flags argument when the queue has no socket. */
-	int action = bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
+	/* bpf_redirect_map returns its flags argument when the queue has no socket: one that was added a moment ago, and that the
+	 * driver will serve. The peer retransmits. */
+	int action = bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_DROP);
 
-	count(action == XDP_REDIRECT ? reason : NO_SOCKET);
+	count(action == XDP_REDIRECT ? reason : DROPPED_NO_SOCKET);
 	return action;
 }
 
@@ -75,7 +71,7 @@ int xwarp_steer(struct xdp_md *ctx)
 	bool known;
 
 	if (reason != PARSED)
-		return pass(reason);
+		return dismiss(reason);
 	known = bpf_map_lookup_elem(&flows, &packet.flow);
 	if (!known && !((packet.syn || packet.fragment) &&
 			listening(&packet.flow.local, packet.flow.local_port)))

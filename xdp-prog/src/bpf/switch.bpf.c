@@ -6,7 +6,7 @@
 //   xwarp_uplink  on the interface, or behind it (relay.bpf.c): frames to a port that a client owns go into the client's pair, others to the kernel
 //   xwarp_port    on the near end: frames that a client sent, from an address and a port that it owns, go into the pair
 //                 of the client that owns the destination, or out of the interface; all others are dropped, and those with IP
-//                 options, without TTL, to no single host or with other tags than the interface's; and those that the
+//                 options or extension headers, without TTL, to no single host or with other tags than the interface's; and those that the
 //                 administrator does not allow (policy.h). A port of the
 //                 interface's own addresses that no client owns is answered by a reset, as the kernel does
 //   xwarp_to_xsk  on the far end: every frame goes to the client's socket
@@ -45,12 +45,6 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-static __always_inline int drop(__u32 reason)
-{
-	count(reason);
-	return XDP_DROP;
-}
-
 static __always_inline int redirect(__u32 slot, __u32 reason)
 {
 	count(reason);
@@ -65,7 +59,7 @@ int xwarp_uplink(struct xdp_md *ctx)
 	__u32 *slot;
 
 	if (reason != PARSED)
-		return pass(reason);
+		return dismiss(reason);
 	slot = receiver(&packet);
 	if (!slot)
 		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
