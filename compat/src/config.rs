@@ -1,6 +1,6 @@
 //! Environment variables, all with the prefix `XWARP_`. `docs/compat.md` describes them.
 
-use std::{io::IsTerminal as _, ops::RangeInclusive, path::PathBuf, sync::OnceLock};
+use std::{io::IsTerminal as _, ops::RangeInclusive, path::PathBuf, sync::OnceLock, time::Duration};
 
 use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision};
 
@@ -11,6 +11,9 @@ const OWN_VENDOR: u32 = 0x02_5857;
 
 /// Port of connections by queue pair number. Both ends must use the same one.
 const PAIRING_PORT: u16 = 4794;
+
+/// Default of `XWARP_TIMEOUT`, in seconds.
+const TIMEOUT: u32 = 30;
 
 /// The configuration in the environment.
 pub struct Config {
@@ -33,6 +36,8 @@ pub struct Config {
     engines: u16,
     capture: Option<PathBuf>,
     replaces_program: bool,
+    /// Time for which a connection survives without an answer, or without its local address.
+    timeout: Duration,
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -98,6 +103,7 @@ impl Config {
             ),
             engines: u16::try_from(number("XWARP_ENGINES", 1, 1..=0xffff)).unwrap_or(1),
             capture: variable("XWARP_CAPTURE").map(PathBuf::from),
+            timeout: Duration::from_secs(number("XWARP_TIMEOUT", TIMEOUT, 1..=86_400).into()),
             replaces_program: choice("XWARP_REPLACE_PROGRAM", false, &[("0", false), ("1", true)]),
         }
     }
@@ -125,6 +131,13 @@ impl Config {
             ..DeviceOptions::default()
         };
         options.driver.replace_program = self.replaces_program;
+        options.driver.address_limit = self.timeout;
+        options.tcp.user_timeout = self.timeout;
+        if let Some(keepalive) = &mut options.tcp.keepalive {
+            // An idle connection survives as long: half of the time until the first probe, and the rest for the others.
+            keepalive.idle = self.timeout / 2;
+            keepalive.interval = self.timeout / 2 / keepalive.probes.max(1);
+        }
         options
     }
 

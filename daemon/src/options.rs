@@ -81,6 +81,9 @@ pub struct Options {
     /// Seconds for which a released port is kept from other users
     #[arg(long, default_value_t = 60, value_parser = value_parser!(u64).range(0..=86_400))]
     pub quarantine: u64,
+    /// Seconds for which an address of the interface may be missing before the connections from it end
+    #[arg(long, default_value_t = 30, value_parser = value_parser!(u64).range(1..=86_400))]
+    pub address_limit: u64,
 }
 
 /// Largest limit on frame memory, in MiB: 16 TiB.
@@ -229,6 +232,7 @@ mod tests {
         };
         for (option, wrong, right) in [
             ("--quarantine", ["18446744073709551615", "-1"], "86400"),
+            ("--address-limit", ["18446744073709551615", "0"], "86400"),
             ("--memory-per-user", ["17592186044416", "0"], "16777216"),
             ("--requests-per-second", ["0", "4294967295"], "1"),
             ("--devices-per-user", ["0", "4096"], "4095"),

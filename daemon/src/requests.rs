@@ -294,7 +294,7 @@ impl Server {
             return Err(refusal(Reason::Limit, FEW_DESCRIPTORS));
         }
         let attributes = uplink.shared.attributes();
-        if let Some(address) = address.filter(|address| !uplink.shared.addresses().contains(address)) {
+        if let Some(address) = address.filter(|address| !uplink.shared.is_ours(*address)) {
             let name = &attributes.name;
             return Err(refusal(Reason::NotOurAddress, format!("{address} is not an address of {name}")));
         }

@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use xwarp_control::{Device as Granted, Event, MOST_ADDRESSES, Neighbour, Reason, Refusal, Reply};
 use xwarp_driver::netlink::Netlink;
 use xwarp_driver::shared::SharedInterface;
 use xwarp_driver::{
-    DriverConfig, Event as Change, Mode, ModePreference, ResolveError, Resolver, SINGLE_CHUNK_MTU,
+    DriverConfig, Event as Change, Mode, ModePreference, Question, ResolveError, Resolver, SINGLE_CHUNK_MTU,
 };
 
 use crate::options::Options;
@@ -28,7 +29,8 @@ pub(crate) struct Uplink {
 impl Uplink {
     pub(crate) fn open(name: &str, options: &Options) -> Result<Self> {
         let mode = if options.generic { ModePreference::Force(Mode::Generic) } else { ModePreference::Probe };
-        let config = DriverConfig { mode, vlan: options.vlan, ..DriverConfig::default() };
+        let address_limit = Duration::from_secs(options.address_limit);
+        let config = DriverConfig { mode, vlan: options.vlan, address_limit, ..DriverConfig::default() };
         let shared = SharedInterface::open(name, &config, &options.sharing())?;
         let resolver = shared.resolver().context("opening a netlink socket")?;
         let uplink = Self { shared, resolver, removed: false };
@@ -72,10 +74,9 @@ impl Uplink {
         }
     }
 
-    /// Lets the resolver know the current state of the interface.
+    /// Lets the resolver know the current attributes of the interface.
     pub(crate) fn follow(&self) {
         self.resolver.follow(self.shared.attributes());
-        self.resolver.know_addresses(self.shared.addresses());
     }
 
     /// MTU of the clients' pairs.
@@ -109,7 +110,7 @@ impl Uplink {
     pub(crate) fn resolve(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<Reply, Refusal> {
         let attributes = self.shared.attributes();
         let ours = self.shared.addresses();
-        if let Some(address) = source.filter(|source| !ours.contains(source)) {
+        if let Some(address) = source.filter(|source| !self.shared.is_ours(*source)) {
             return Err(refusal(
                 Reason::NotOurAddress,
                 format!("{address} is not an address of {}", attributes.name),
@@ -144,8 +145,14 @@ impl Uplink {
             let mac = Some(self.shared.attributes().mac);
             return Ok(Reply::NextHop { address: destination, mac });
         }
-        let found = self.resolver.next_hop(destination, source, confirm).map_err(no_route)?;
-        Ok(Reply::NextHop { address: found.0, mac: found.1 })
+        let question = Question::to(destination, Some(source));
+        let found = self.resolver.next_hop_of(&question, confirm);
+        let found = found.map_err(|error| {
+            // The client holds its output when there is no route.
+            let reason = if error.forbids() { Reason::Route } else { Reason::System };
+            refusal(reason, error.to_string())
+        })?;
+        Ok(Reply::NextHop { address: found.address, mac: found.mac })
     }
 }
 

@@ -121,11 +121,16 @@ pub struct DriverConfig {
     /// [`transmit_chunks`](Self::transmit_chunks), a filled frame may find the ring full; it then counts as lost and is
     /// retransmitted.
     pub ring_size: u32,
-    /// Replace another owner's XDP program instead of failing.
+    /// Replace another owner's XDP program instead of failing, unless it is that of a living process of xwarp. It is put back if
+    /// the interface cannot be opened.
     pub replace_program: bool,
     /// Time for which a busy queue is retried: the kernel frees a queue only some milliseconds after its last owner
     /// closed it. [`Duration::MAX`] retries without end.
     pub busy_retry: Duration,
+    /// Time for which an address may be missing before the connections from it end, not counting the time without a carrier.
+    /// Programs that configure interfaces remove addresses and add them again, and virtual addresses move between hosts; until
+    /// then, the connections only stall, like those of the kernel's TCP. A helper uses its own setting.
+    pub address_limit: Duration,
     /// Send buffer of each AF_XDP socket, in bytes; the kernel's default stops after about 90 frames. A helper uses its own
     /// setting.
     pub send_buffer_bytes: usize,
@@ -146,6 +151,7 @@ impl Default for DriverConfig {
             ring_size: 512,
             replace_program: false,
             busy_retry: Duration::from_millis(100),
+            address_limit: Duration::from_secs(30),
             send_buffer_bytes: 4 << 20,
             origin: OriginPreference::Probe,
             helper: None,
@@ -228,6 +234,10 @@ xwarp_tcp::counters! {
         handed_in,
         /// Frames dropped because the inbox of the engine that owns their flow was full, or to make room in it for others.
         hand_over_full,
+        /// Fragments of IP packets that arrived.
+        fragments,
+        /// Packets that were reassembled from fragments.
+        reassembled,
         /// Submissions of a frame to a full transmit ring.
         transmit_ring_full,
         /// Allocations of a transmit frame while none was free.

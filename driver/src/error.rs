@@ -256,6 +256,16 @@ pub enum ResolveError {
         /// The kernel's error.
         source: io::Error,
     },
+    /// A policy of the host (`ip xfrm policy`) demands what we do not do.
+    #[error(
+        "an IPsec policy of this host {demands} what is sent to {destination}, and xwarp sends no IPsec: ip xfrm policy"
+    )]
+    Policy {
+        /// The peer's address.
+        destination: IpAddr,
+        /// What the policy does.
+        demands: &'static str,
+    },
     /// The interface is down.
     #[error("{name} is down: ip link set dev {name} up")]
     LinkDown {
@@ -323,6 +333,22 @@ pub enum ResolveError {
     /// A netlink request failed.
     #[error("netlink: {0}")]
     Netlink(#[from] io::Error),
+}
+
+impl ResolveError {
+    /// Whether the host must not send to the destination: there is no route, one that forbids it (blackhole, unreachable,
+    /// prohibit), or a policy that demands encryption.
+    pub fn forbids(&self) -> bool {
+        const FORBIDDING: [i32; 5] =
+            [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL, libc::ENETDOWN];
+        match self {
+            Self::NoRoute { source, .. } => {
+                source.raw_os_error().is_some_and(|errno| FORBIDDING.contains(&errno))
+            }
+            Self::Policy { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// Why a port could not be reserved.

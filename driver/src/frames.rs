@@ -111,11 +111,11 @@ impl FrameTable {
         }
     }
 
-    /// Adds a queue, which gets half of the free transmit chunks, at most as many as the others have and at least `least`. Returns
-    /// its number; `None` while too few are free.
-    pub fn add_queue(&mut self, least: usize) -> Option<u16> {
+    /// Adds a queue, which gets half of the free transmit chunks, at most `most` and at least `least`. Returns its number; `None`
+    /// while too few are free.
+    pub fn add_queue(&mut self, least: usize, most: usize) -> Option<u16> {
         let number = u16::try_from(self.queues.len()).ok()?;
-        let total = (self.free_transmit.len() / 2).min(self.receive_per_queue as usize);
+        let total = (self.free_transmit.len() / 2).min(most);
         if total < least {
             return None;
         }
@@ -284,8 +284,8 @@ mod tests {
     #[test]
     fn an_added_queue_gets_half_of_the_free_transmit_chunks() {
         let mut table = FrameTable::new(2, 3, 6);
-        assert_eq!(table.add_queue(4), None, "too few");
-        assert_eq!(table.add_queue(3), Some(2));
+        assert_eq!(table.add_queue(4, 9), None, "too few");
+        assert_eq!(table.add_queue(3, 3), Some(2));
         assert_eq!((table.receive_total(2), table.receive_free(2), table.transmit_free()), (3, 3, 3));
         let filled: Vec<u32> = std::iter::from_fn(|| table.fill(2)).collect();
         for chunk in &filled {
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!((table.receive_free(2), table.receive_out(2)), (3, 0));
         let sent = table.alloc().unwrap();
         table.release(sent).unwrap();
-        assert_eq!(table.add_queue(1), Some(3));
+        assert_eq!(table.add_queue(1, 3), Some(3));
         assert_eq!((table.receive_total(3), table.transmit_free()), (1, 2));
         assert_eq!(table.census(), FrameCensus { free: 12, ..Default::default() });
     }

@@ -222,7 +222,7 @@ fn state_of(device: Device) -> State {
         vlans: device.vlans,
         program_id: device.program_id,
     };
-    State { attributes, addresses: device.addresses, removed: false }
+    State { attributes, addresses: device.addresses, elsewhere: Vec::new(), removed: false }
 }
 
 fn event_of(event: HelpersEvent) -> Event {

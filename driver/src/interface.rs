@@ -20,6 +20,7 @@ use crate::lease::{Lease, lock};
 use crate::netlink::monitor::{Event, Monitor};
 use crate::netlink::{Netlink, features};
 use crate::open;
+use crate::reassembly::Reassembler;
 use crate::resolver::Resolver;
 use crate::rss::Arrivals;
 use crate::state::{State, Watch, follow_addresses};
@@ -44,6 +45,7 @@ pub struct Interface {
     /// The queue from which the next batch is received first.
     pub(crate) next_queue: u16,
     arrivals: Option<Arrivals>,
+    pub(crate) reassembler: Reassembler,
     /// The sockets of the queues with their duplicates. A child that kept them would keep the queues bound.
     not_inherited: Mutex<Vec<NotInherited>>,
 }
@@ -143,7 +145,9 @@ impl Interface {
                 interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu,
                 checksum_offload = rings.offloads_checksums(), "opened"
             );
-            let watch = Watch::new(monitor, netlink, attributes, |event| follow(lease.program(), &event))
+            let limit = config.address_limit;
+            let follow = |event| follow(lease.program(), &event);
+            let watch = Watch::new(monitor, netlink, attributes, limit, follow)
                 .map_err(system("reading addresses"))?;
             let arrivals =
                 rss.clone().map(|rss| Arrivals { rss, first: sizes.first_queue, step: sizes.queue_step });
@@ -171,6 +175,7 @@ impl Interface {
             sent_since_flush: false,
             next_queue: 0,
             arrivals,
+            reassembler: Reassembler::default(),
             not_inherited,
         })
     }

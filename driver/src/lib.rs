@@ -17,6 +17,7 @@
 //! | `resolver` | from a peer's address to a path |
 //! | `rss` | the queue that a NIC chooses for a flow |
 //! | `deadline` | the end of a wait with a limit |
+//! | `reassembly` | IP packets that arrive in fragments |
 //! | `link` | the `Link` implementation: rings to tokens and back |
 //! | `lease`, `inbox` | one of several owners of an interface: its steering rules, and frames of its flows from other owners' queues |
 //! | `kick` | the transmit kick, callable from any thread |
@@ -45,6 +46,7 @@ mod link;
 pub mod netlink;
 mod open;
 pub mod port;
+mod reassembly;
 mod resolver;
 mod rss;
 pub mod shared;
@@ -61,7 +63,8 @@ pub use frames::FrameCensus;
 pub use interface::Interface;
 pub use kick::Kicker;
 pub use netlink::monitor::Event;
+pub use netlink::route::Question;
 pub use port::{PortReservation, ephemeral_range, reserve_port, reserve_port_in};
-pub use resolver::{Resolver, Route};
+pub use resolver::{NextHop, Resolver, Route};
 pub use rss::Arrivals;
 pub use xwarp_prog::{AttachMode, Attached, Holder, PROGRAM_NAME, ProgramCounters, af_xdp_users};

@@ -1,12 +1,14 @@
 //! The [`Link`] implementation: tokens to ring descriptors and back.
 
+use std::time::Instant;
+
 use rustix::net::{RecvFlags, recv};
 use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 use xwarp_tcp::wire::Flow;
 
 use crate::interface::Interface;
 use crate::lease::Lease;
-use crate::sys::{CHUNK_CAPACITY, HANDED_OVER, chunks_of};
+use crate::sys::{CHUNK_CAPACITY, HANDED_OVER, REASSEMBLED, chunks_of};
 
 /// This number of free chunks is put on the fill ring at a time. A refill reads the flag beside the kernel's position, and
 /// the kernel waits for this cache line with the next frame: for every frame, if chunks were put back one by one.
@@ -123,6 +125,16 @@ impl Link for Interface {
         if self.kicks.serve() || self.rings.transmit_free() < self.sizes.transmit as usize / 2 {
             self.complete();
         }
+    }
+
+    fn reassemble(&mut self, frame: RxFrame) -> Option<RxFrame> {
+        let bytes = self.rings.received(frame.head()).collect::<Pieces<'_>>().concat();
+        self.recycle(frame);
+        self.counters.fragments += 1;
+        let whole = self.reassembler.add(Instant::now(), &bytes)?;
+        let arrived = self.rings.adopt_reassembled(&whole)?;
+        self.counters.reassembled += 1;
+        Some(RxFrame::new(arrived.head, arrived.chunks, arrived.bytes, QueueId(REASSEMBLED)))
     }
 
     /// A granted interface has no rules: all frames to a reserved port are ours.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use xwarp_control::{Neighbour as HelpersNeighbour, Reply, Request};
+use xwarp_control::{Neighbour as HelpersNeighbour, Reason, Reply, Request};
 
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Mac, Path, VlanTags};
@@ -16,6 +16,8 @@ use crate::error::{PortError, ResolveError};
 use crate::helper::{CallError, Helper, PATIENCE, unexpected};
 use crate::netlink::Netlink;
 use crate::netlink::neighbour::Neighbour;
+use crate::netlink::route::{Question, RouteAnswer};
+use crate::netlink::xfrm::{Demand, Policies};
 use crate::port::{self, PortReservation};
 
 /// First interval between two look-ups of a neighbour that the kernel resolves; it doubles up to the longest.
@@ -37,6 +39,17 @@ pub(crate) struct Facts {
     pub index: u32,
     pub vlan: VlanTags,
     pub queues: u16,
+}
+
+/// Where the frames of a connection go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextHop {
+    /// The neighbour's IP address.
+    pub address: IpAddr,
+    /// Its Ethernet address, if known.
+    pub mac: Option<Mac>,
+    /// The largest IP packet of the route, in bytes, if known.
+    pub mtu: Option<u16>,
 }
 
 /// How to reach an address: the kernel's routing decision.
@@ -65,9 +78,7 @@ pub struct Resolver {
     facts: Facts,
     /// Ethernet address and path MTU of the interface.
     link: Mutex<(Mac, u16)>,
-    /// The interface's addresses, if whoever follows them has given them. The kernel lists those of all interfaces, which
-    /// takes long on a host with thousands.
-    addresses: Mutex<Option<Arc<[IpAddr]>>>,
+    policies: Mutex<Policies>,
 }
 
 /// The source of routes and neighbours, which also reserves ports.
@@ -101,29 +112,22 @@ impl Resolver {
             owner: std::process::id(),
             facts,
             link,
-            addresses: Mutex::default(),
+            policies: Mutex::new(Policies::open()),
         })
     }
 
     pub(crate) fn by_helper(facts: Facts, attributes: &Attributes, helper: Arc<Helper>) -> Self {
         let link = Mutex::new((attributes.mac, attributes.path_mtu));
         let source = Source::Helper { helper, ask_again_at: Mutex::default() };
-        Self { source, owner: std::process::id(), facts, link, addresses: Mutex::default() }
+        // The helper looks at the policies.
+        let policies = Mutex::new(Policies::none());
+        Self { source, owner: std::process::id(), facts, link, policies }
     }
 
     /// Uses the interface's Ethernet address and MTU of `attributes` from now on: call it when an
     /// [`Event`](crate::Event) announces a change of either.
     pub fn follow(&self, attributes: &Attributes) {
         *lock(&self.link) = (attributes.mac, attributes.path_mtu);
-    }
-
-    /// Uses these addresses of the interface from now on, instead of asking the kernel for them with each query: call it when
-    /// an [`Event`](crate::Event) announces a change.
-    pub fn know_addresses(&self, addresses: &[IpAddr]) {
-        let mut known = lock(&self.addresses);
-        if known.as_deref() != Some(addresses) {
-            *known = Some(addresses.into());
-        }
     }
 
     /// The route to `destination`, from `source` if given, else from the address that the kernel prefers.
@@ -134,28 +138,36 @@ impl Resolver {
         check_addresses(destination, source)?;
         self.check_process()?;
         match &self.source {
-            Source::Kernel(netlink) => self.kernel_route(&mut lock(netlink), destination, source),
+            Source::Kernel(netlink) => {
+                self.kernel_route(&mut lock(netlink), &Question::to(destination, source))
+            }
             Source::Helper { helper, .. } => Ok(ask(helper, destination, source)?.route),
         }
     }
 
-    fn kernel_route(
-        &self,
-        netlink: &mut Netlink,
-        destination: IpAddr,
-        source: Option<IpAddr>,
-    ) -> Result<Route, ResolveError> {
+    /// The route of the flow that `question` describes.
+    ///
+    /// # Errors
+    /// As [`Self::route`].
+    pub fn route_of(&self, question: &Question) -> Result<Route, ResolveError> {
+        match &self.source {
+            Source::Kernel(netlink) => {
+                check_addresses(question.destination, question.source)?;
+                self.check_process()?;
+                self.kernel_route(&mut lock(netlink), question)
+            }
+            Source::Helper { .. } => self.route(question.destination, question.source),
+        }
+    }
+
+    fn kernel_route(&self, netlink: &mut Netlink, question: &Question) -> Result<Route, ResolveError> {
+        let Question { destination, source, .. } = *question;
         self.check_link(netlink)?;
-        let known = lock(&self.addresses).clone();
-        let ours = match known {
-            Some(known) => known,
-            None => netlink.addresses(self.facts.index)?.into(),
-        };
-        if let Some(address) = source.filter(|source| !ours.contains(source)) {
+        if let Some(address) = source.filter(|source| !self.is_local(netlink, *source)) {
             return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
         }
         let no_route = |source| ResolveError::NoRoute { destination, source };
-        let mut answer = netlink.route(destination, source, self.scope(destination)).map_err(no_route)?;
+        let mut answer = self.look_up(netlink, question).map_err(no_route)?;
         if answer.local {
             return Err(ResolveError::Local(destination));
         }
@@ -164,14 +176,56 @@ impl Resolver {
                 return Err(self.other_interface(netlink, destination, answer.interface));
             }
             // Both interfaces have a route; the caller chose this one by opening it.
-            answer = netlink.route(destination, source, Some(self.facts.index))?;
+            answer = netlink.route(question, Some(self.facts.index))?;
         }
-        let Some(source) = source.or(answer.source).filter(|source| ours.contains(source)) else {
+        let Some(source) = source.or(answer.source) else {
             return Err(no_route(io::ErrorKind::AddrNotAvailable.into()));
         };
-        let most = u32::from(lock(&self.link).1);
-        let mtu = answer.mtu.unwrap_or(most).min(most).max(MIN_MTU) as u16;
+        self.check_policies(&Question { source: Some(source), ..*question })?;
+        let mtu = self.mtu_of(&answer);
         Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu })
+    }
+
+    /// Whether the kernel's local table has an address, and another host can answer it.
+    fn is_local(&self, netlink: &mut Netlink, address: IpAddr) -> bool {
+        if address.is_loopback() {
+            return false;
+        }
+        let found = netlink.route(&Question::to(address, None), self.scope(address));
+        // The addresses of an interface in a VRF are in another table.
+        found.is_ok_and(|route| route.local)
+            || netlink.addresses(self.facts.index).is_ok_and(|own| own.contains(&address))
+    }
+
+    /// Rejects flows that the kernel would encrypt, or block, by a policy (`ip xfrm policy`).
+    fn check_policies(&self, question: &Question) -> Result<(), ResolveError> {
+        let demands = match lock(&self.policies).demand(question) {
+            Ok(Demand::Transformation) => "encrypts or authenticates",
+            Ok(Demand::Block) => "blocks",
+            Ok(Demand::Nothing) | Err(_) => return Ok(()),
+        };
+        Err(ResolveError::Policy { destination: question.destination, demands })
+    }
+
+    /// The kernel's route of a flow.
+    fn look_up(&self, netlink: &mut Netlink, question: &Question) -> io::Result<RouteAnswer> {
+        let index = self.facts.index;
+        match netlink.route(question, self.scope(question.destination)) {
+            // The routes of an interface in a VRF are found by the interface only.
+            Err(error)
+                if error.raw_os_error() == Some(libc::ENETUNREACH)
+                    && netlink.has_route(question.destination, index) =>
+            {
+                netlink.route(question, Some(index))
+            }
+            answer => answer,
+        }
+    }
+
+    /// The largest IP packet on a route, in bytes.
+    fn mtu_of(&self, answer: &RouteAnswer) -> u16 {
+        let most = u32::from(lock(&self.link).1);
+        answer.mtu.unwrap_or(most).min(most).max(MIN_MTU) as u16
     }
 
     /// Reserves `port`, or (0) a random ephemeral one, on `address`, or (`None`) on all addresses of both families.
@@ -213,35 +267,45 @@ impl Resolver {
         is_link_local(destination).then_some(self.facts.index)
     }
 
-    /// The next hop of a connection from `source` to `destination` by the current routes, and its Ethernet address if
-    /// the kernel knows it. If not, the kernel is asked to resolve it, and an
-    /// [`Event::Neighbour`](crate::Event::Neighbour) announces the result. With `confirm`, the kernel is asked to
-    /// confirm even a known address, because the peer does not answer.
+    /// The next hop of a connection by the current routes, and its Ethernet address if the kernel knows it. If not, the kernel is
+    /// asked to resolve it, and an [`Event::Neighbour`](crate::Event::Neighbour) announces the result. With `confirm`, the kernel is
+    /// asked to confirm even a known address, because the peer does not answer.
     ///
     /// # Errors
     /// [`ResolveError::NoRoute`] or [`ResolveError::Netlink`].
-    pub fn next_hop(
-        &self,
-        destination: IpAddr,
-        source: IpAddr,
-        confirm: bool,
-    ) -> Result<(IpAddr, Option<Mac>), ResolveError> {
-        check_addresses(destination, Some(source))?;
+    pub fn next_hop(&self, flow: Flow, confirm: bool) -> Result<NextHop, ResolveError> {
+        let Flow { local, remote } = flow;
+        let question = Question {
+            destination_port: remote.port(),
+            source_port: local.port(),
+            ..Question::to(remote.ip(), Some(local.ip()))
+        };
+        self.next_hop_of(&question, confirm)
+    }
+
+    /// The same for the flow that `question` describes.
+    ///
+    /// # Errors
+    /// As [`Self::next_hop`].
+    pub fn next_hop_of(&self, question: &Question, confirm: bool) -> Result<NextHop, ResolveError> {
+        let Question { destination, source, .. } = *question;
+        check_addresses(destination, source)?;
         self.check_process()?;
         let index = self.facts.index;
         let netlink = match &self.source {
             Source::Kernel(netlink) => netlink,
             Source::Helper { helper, ask_again_at } => {
+                let source = source.unwrap_or(destination);
                 return next_hop_by_helper(helper, ask_again_at, destination, source, confirm);
             }
         };
         let mut netlink = lock(netlink);
         let no_route = |source| ResolveError::NoRoute { destination, source };
-        let mut answer =
-            netlink.route(destination, Some(source), self.scope(destination)).map_err(no_route)?;
+        let mut answer = self.look_up(&mut netlink, question).map_err(no_route)?;
         if answer.interface != index {
-            answer = netlink.route(destination, Some(source), Some(index)).map_err(no_route)?;
+            answer = netlink.route(question, Some(index)).map_err(no_route)?;
         }
+        self.check_policies(question)?;
         let address = answer.gateway.unwrap_or(destination);
         let mac = match netlink.neighbour(index, address)? {
             Neighbour::Known(mac) => {
@@ -256,7 +320,7 @@ impl Resolver {
                 None
             }
         };
-        Ok((address, mac))
+        Ok(NextHop { address, mac, mtu: Some(self.mtu_of(&answer)) })
     }
 
     fn other_interface(&self, netlink: &mut Netlink, destination: IpAddr, index: u32) -> ResolveError {
@@ -319,7 +383,11 @@ impl Resolver {
     /// # Errors
     /// Any of [`ResolveError`].
     pub fn resolve(&self, flow: Flow, limit: Duration) -> Result<Path, ResolveError> {
-        let route = self.route(flow.remote.ip(), Some(flow.local.ip()))?;
+        let route = self.route_of(&Question {
+            destination_port: flow.remote.port(),
+            source_port: flow.local.port(),
+            ..Question::to(flow.remote.ip(), Some(flow.local.ip()))
+        })?;
         let deadline = Deadline::after(limit);
         let mut asked_again = false;
         let mut pause = NEIGHBOUR_POLL;
@@ -369,14 +437,18 @@ fn next_hop_by_helper(
     destination: IpAddr,
     source: IpAddr,
     confirm: bool,
-) -> Result<(IpAddr, Option<Mac>), ResolveError> {
+) -> Result<NextHop, ResolveError> {
     let mut ask_again_at = lock(ask_again_at);
     if ask_again_at.is_some_and(|at| Instant::now() < at) {
         return Err(CallError::TimedOut.into());
     }
     match helper.call(Request::NextHop { destination, source, confirm }, NEXT_HOP_PATIENCE) {
-        Ok(Reply::NextHop { address, mac }) => Ok((address, mac)),
+        Ok(Reply::NextHop { address, mac }) => Ok(NextHop { address, mac, mtu: None }),
         Ok(other) => Err(unexpected(&other).into()),
+        Err(CallError::Refused(refusal)) if refusal.reason == Reason::Route => {
+            let source = io::Error::from_raw_os_error(libc::EHOSTUNREACH);
+            Err(ResolveError::NoRoute { destination, source })
+        }
         Err(error) => {
             *ask_again_at = Some(Instant::now() + NEXT_HOP_PAUSE);
             Err(error.into())

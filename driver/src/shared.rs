@@ -67,7 +67,8 @@ impl SharedInterface {
         // The announced largest frame is that of a client with the default settings.
         let sizes = Sizes::granted(DriverConfig::default().sizes(), multi_buffer);
         let attributes = found.attributes(hook.into(), &sizes, switch.id());
-        let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
+        let limit = config.address_limit;
+        let watch = Watch::new(monitor, netlink, attributes, limit, |event| follow(&switch, &event))
             .map_err(system("reading addresses"))?;
         Ok(Self { switch: Arc::new(switch), watch, hook, relay: None, multi_buffer, takes_redirected })
     }
@@ -115,6 +116,11 @@ impl SharedInterface {
     /// Its addresses.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.watch.state.addresses
+    }
+
+    /// Whether frames of the interface are received on an address: its own, or another one of the host.
+    pub fn is_ours(&self, address: IpAddr) -> bool {
+        self.watch.state.has(address)
     }
 
     /// Whether frames may have several chunks.

@@ -32,6 +32,8 @@ const VLAN_TAG_BYTES: u32 = 4;
 pub(crate) struct State {
     pub attributes: Attributes,
     pub addresses: Vec<IpAddr>,
+    /// Addresses of the host that are not the interface's, on which its frames are received too.
+    pub elsewhere: Vec<IpAddr>,
     /// [`Event::LinkRemoved`] was reported.
     pub removed: bool,
 }
@@ -39,11 +41,21 @@ pub(crate) struct State {
 impl State {
     /// Applies an event. Returns false if the event announces nothing new.
     pub(crate) fn follow(&mut self, event: &Event) -> bool {
-        let Self { attributes, addresses, removed } = self;
+        let Self { attributes, addresses, elsewhere, removed } = self;
         match event {
             Event::AddressAdded(address) if addresses.contains(address) => return false,
-            Event::AddressAdded(address) => addresses.push(*address),
-            Event::AddressRemoved(address) => addresses.retain(|a| a != address),
+            Event::AddressAdded(address) => {
+                elsewhere.retain(|a| a != address);
+                addresses.push(*address);
+            }
+            Event::LocalAdded(address) if addresses.contains(address) || elsewhere.contains(address) => {
+                return false;
+            }
+            Event::LocalAdded(address) => elsewhere.push(*address),
+            Event::AddressRemoved(address) => {
+                addresses.retain(|a| a != address);
+                elsewhere.retain(|a| a != address);
+            }
             Event::LinkState { up } => attributes.up = *up,
             Event::Mtu(mtu) => attributes.path_mtu = *mtu,
             Event::Mac(mac) => attributes.mac = *mac,
@@ -54,6 +66,11 @@ impl State {
             _ => {}
         }
         true
+    }
+
+    /// Whether frames of the interface are received on an address.
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address) || self.elsewhere.contains(&address)
     }
 
     /// The constant attributes that paths depend on.
@@ -67,10 +84,6 @@ impl State {
     }
 }
 
-/// Time for which a removed address may be missing before connections from it end. Programs that configure interfaces remove
-/// addresses and add them again (netplan, DHCP clients, ifupdown, a move to a bridge); kernel TCP only stalls meanwhile.
-pub(crate) const ADDRESS_GRACE: Duration = Duration::from_secs(5);
-
 /// Interval between two checks of what the kernel does not announce: whether the program is attached, and the number of queues.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
@@ -83,8 +96,10 @@ pub(crate) struct Watch {
     /// Why the interface was given up, though it is there.
     ended: Option<String>,
     check_at: Instant,
-    /// Addresses that the kernel has removed, and when that is reported unless they come back.
+    /// Addresses that the kernel has removed, and when that is reported unless they come back; later, if the carrier is away.
     leaving: BTreeMap<IpAddr, Instant>,
+    /// [`DriverConfig::address_limit`](crate::DriverConfig::address_limit).
+    address_limit: Duration,
     /// Expires at the earliest of these times.
     timer: OwnedFd,
     /// Readable when the monitor, the timer or a socket of a queue that was added is.
@@ -98,9 +113,11 @@ impl Watch {
         monitor: Monitor,
         netlink: Netlink,
         attributes: Attributes,
+        address_limit: Duration,
         mut notify: impl FnMut(Event),
     ) -> io::Result<Self> {
-        let state = State { attributes, addresses: Vec::new(), removed: false };
+        let (addresses, elsewhere) = (Vec::new(), Vec::new());
+        let state = State { attributes, addresses, elsewhere, removed: false };
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -114,6 +131,7 @@ impl Watch {
             ended: None,
             check_at: Instant::now() + CHECK_EVERY,
             leaving: BTreeMap::new(),
+            address_limit,
             timer,
             either,
         };
@@ -149,10 +167,16 @@ impl Watch {
                 Change::Other(Event::AddressRemoved(_)) if self.link_is_gone() => {
                     self.report(Event::LinkRemoved, &mut notify);
                 }
-                Change::Other(Event::AddressRemoved(address)) => self.leaves(address),
+                Change::Other(Event::AddressRemoved(address)) => {
+                    self.leaves(address);
+                    // The kernel has no route from the address any more: its connections hold their output.
+                    self.report(Event::Routes, &mut notify);
+                }
                 Change::Other(event) => {
-                    if let Event::AddressAdded(address) = event {
-                        self.leaving.remove(&address);
+                    if let Event::AddressAdded(address) | Event::LocalAdded(address) = event
+                        && self.leaving.remove(&address).is_some()
+                    {
+                        self.report(Event::Routes, &mut notify);
                     }
                     self.report(event, &mut notify);
                 }
@@ -163,19 +187,26 @@ impl Watch {
 
     /// Notes that the kernel has removed an address.
     fn leaves(&mut self, address: IpAddr) {
-        if self.state.addresses.contains(&address) {
-            self.leaving.entry(address).or_insert_with(|| Instant::now() + ADDRESS_GRACE);
+        if self.state.has(address) {
+            let at = later(self.address_limit);
+            self.leaving.entry(address).or_insert(at);
         }
     }
 
     /// Reports the addresses that have been missing for too long, and sets the timer for the others.
     fn report_left(&mut self, notify: &mut impl FnMut(Event)) -> io::Result<()> {
         let now = Instant::now();
+        if !self.state.attributes.up {
+            // The kernel removes IPv6 addresses with the carrier, and they come back after it.
+            self.leaving.values_mut().for_each(|at| *at = later(self.address_limit));
+        }
         let due: Vec<IpAddr> =
             self.leaving.iter().filter(|(_, at)| **at <= now).map(|(address, _)| *address).collect();
         if !due.is_empty() {
             // An address may have been there with two prefixes, of which one was removed.
-            let there = self.netlink.addresses(self.state.attributes.index)?;
+            let index = self.state.attributes.index;
+            let mut there = self.netlink.addresses(index)?;
+            there.extend(self.netlink.local_addresses(index)?);
             for address in due {
                 self.leaving.remove(&address);
                 if !there.contains(&address) {
@@ -256,10 +287,18 @@ impl Watch {
     }
 
     fn reload_addresses(&mut self, notify: &mut impl FnMut(Event)) -> io::Result<()> {
-        let now = self.netlink.addresses(self.state.attributes.index)?;
-        let gone: Vec<_> = self.state.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
+        let index = self.state.attributes.index;
+        let now = self.netlink.addresses(index)?;
+        let local = self.netlink.local_addresses(index)?;
+        let all = self.state.addresses.iter().chain(&self.state.elsewhere);
+        let is_gone = |address: &&IpAddr| !now.contains(address) && !local.contains(address);
+        let gone: Vec<_> = all.filter(is_gone).copied().collect();
         for address in gone {
             self.leaves(address);
+        }
+        for address in local.into_iter().filter(|address| !now.contains(address)) {
+            self.leaving.remove(&address);
+            self.report(Event::LocalAdded(address), notify);
         }
         for address in now {
             self.leaving.remove(&address);
@@ -269,10 +308,16 @@ impl Watch {
     }
 }
 
+/// The time after `limit`; far away, if there is no such time.
+fn later(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30))
+}
+
 /// Applies an event to the addresses that a program knows.
 pub(crate) fn follow_addresses(known: &Addresses, event: &Event) -> Result<(), ProgramError> {
     match event {
-        Event::AddressAdded(address) => known.add(*address),
+        Event::AddressAdded(address) | Event::LocalAdded(address) => known.add(*address),
         Event::AddressRemoved(address) => {
             known.remove(*address);
             Ok(())

@@ -56,6 +56,9 @@ const CONTINUED: u32 = 1 << 0;
 /// The number of the queue from which frames come that another owner of the interface has handed over.
 pub(crate) const HANDED_OVER: u16 = u16::MAX;
 
+/// The number of the queue from which packets come that arrived in fragments.
+pub(crate) const REASSEMBLED: u16 = u16::MAX - 1;
+
 /// Receive chunks without which a queue that is added to an open interface is not served.
 const MIN_ADDED_CHUNKS: usize = 64;
 
@@ -76,9 +79,11 @@ pub(crate) struct Rings {
     completed: [u64; BATCH],
     /// The socket to which the memory was registered, until it is bound to the first queue.
     unbound: Option<Queue>,
-    /// Queues for which there are receive chunks since the interface was opened, and groups of receive chunks.
+    /// Queues for which there are receive chunks since the interface was opened.
     first_queues: u16,
-    first_groups: u16,
+    /// Groups of receive chunks of the queues that were added since, and of reassembled packets.
+    added_groups: Vec<u16>,
+    reassembly: Option<u16>,
     /// The index of the interface to which the first socket is bound.
     interface: u32,
     /// The memory is registered for [`TransmitMetadata`].
@@ -260,7 +265,8 @@ impl Rings {
             completed: [0; BATCH],
             unbound,
             first_queues: sizes.queues,
-            first_groups: sizes.receive_groups(),
+            added_groups: Vec::new(),
+            reassembly: None,
             interface: 0,
             metadata,
             memory,
@@ -305,21 +311,35 @@ impl Rings {
     /// # Errors
     /// `EAGAIN` while too few of them are free; those of the kernel, such as `EBUSY`.
     pub(crate) fn bind_added(&mut self, sizes: Sizes) -> io::Result<()> {
-        let next = self.group(self.queues());
-        // The chunks of an earlier attempt that failed.
-        if self.frames.receive_total(next) == 0 && self.frames.add_queue(MIN_ADDED_CHUNKS).is_none() {
-            return Err(io::ErrorKind::WouldBlock.into());
+        let most = sizes.receive_per_queue as usize;
+        // There are chunks already after an attempt that failed.
+        if usize::from(self.queues() - self.first_queues) == self.added_groups.len() {
+            let group = self.frames.add_queue(MIN_ADDED_CHUNKS, most).ok_or(io::ErrorKind::WouldBlock)?;
+            self.added_groups.push(group);
         }
         self.bind(self.interface, sizes, SocketAddrXdpFlags::empty())
     }
 
-    /// The group of receive chunks of a queue: those of queues that were added follow the group for frames that are handed over.
+    /// The group of receive chunks of a queue. The group for frames that are handed over follows those of the first queues.
     fn group(&self, queue: u16) -> u16 {
         match queue {
-            HANDED_OVER => self.first_queues,
             queue if queue < self.first_queues => queue,
-            queue => queue - self.first_queues + self.first_groups,
+            HANDED_OVER => self.first_queues,
+            REASSEMBLED => self.reassembly.unwrap_or(u16::MAX),
+            queue => {
+                let added = self.added_groups.get(usize::from(queue - self.first_queues));
+                added.copied().unwrap_or(u16::MAX)
+            }
         }
+    }
+
+    /// Copies a packet that arrived in fragments to chunks that no queue uses: some of the transmit chunks, from the first such packet
+    /// on. `None` when they are too few.
+    pub(crate) fn adopt_reassembled(&mut self, frame: &[u8]) -> Option<Arrived> {
+        if self.reassembly.is_none() {
+            self.reassembly = self.frames.add_queue(MOST_CHUNKS, 2 * MOST_CHUNKS);
+        }
+        self.adopt_to(self.reassembly?, frame)
     }
 
     /// The address of an empty chunk's bytes in the frame memory.
@@ -428,7 +448,10 @@ impl Rings {
 
     /// Copies a frame that another owner has handed over to chunks that no queue uses. `None` when they are too few.
     pub(crate) fn adopt(&mut self, frame: &[u8]) -> Option<Arrived> {
-        let group = self.group(HANDED_OVER);
+        self.adopt_to(self.group(HANDED_OVER), frame)
+    }
+
+    fn adopt_to(&mut self, group: u16, frame: &[u8]) -> Option<Arrived> {
         if self.frames.receive_free(group) < chunks_of(frame.len()) {
             return None;
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::frame::Frame;
 use common::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xwarp_driver::{DriverConfig, Event, Interface, ResolveError, Resolver};
+use xwarp_driver::{DriverConfig, Event, Interface, Question, ResolveError, Resolver};
 use xwarp_tcp::link::{Link, Steer};
 use xwarp_tcp::wire::{Flow, Mac, VlanTags};
 
@@ -110,7 +110,9 @@ fn netns_there_is_no_path_and_why() {
         matches!(&error, ResolveError::OtherInterface { through, .. } if through == "other"),
         "{error:?}"
     );
-    for stranger in ["10.77.0.55", "10.99.0.1", "127.0.0.1"] {
+    // An address of the host, as for the kernel's TCP.
+    assert_eq!(resolver.route(ip(B4), Some(ip("10.99.0.1"))).unwrap().source, ip("10.99.0.1"));
+    for stranger in ["10.77.0.55", "127.0.0.1"] {
         let error = why(B4, Some(stranger));
         assert!(
             matches!(error, ResolveError::NotOurAddress { address, .. } if address == ip(stranger)),
@@ -245,6 +247,73 @@ fn netns_a_link_that_is_down_is_named_as_the_reason() {
     assert!(matches!(why(), ResolveError::LinkRemoved { .. }), "{:?}", why());
 }
 
+/// What kernel TCP honours in rules and routes: ports, and routes that forbid, for both families.
+#[test]
+fn netns_network_rules_by_port_and_routes_that_forbid_are_honoured() {
+    let lab = Lab::new();
+    let mut link = lab.open(Side::A);
+    let resolver = resolver(&lab, &mut link);
+    for (family, remote, prefix, local, gateway) in
+        [("-4", "198.51.100.7", "198.51.100.0/24", A4, B4), ("-6", "2001:db8::7", "2001:db8::/64", A6, B6)]
+    {
+        let ip_command = |command: &str| lab.sh(Side::A, &format!("ip {family} {command}"));
+        let asked = || resolver.next_hop(flow(local, remote), false).map(|found| (found.address, found.mtu));
+        assert!(asked().unwrap_err().forbids(), "no route");
+        ip_command(&format!("route add {prefix} via {gateway} mtu 1400 table 100"));
+        ip_command("rule add ipproto tcp dport 4791 table 100");
+        assert_eq!(asked().unwrap(), (ip(gateway), Some(1400)));
+        let question = Question { destination_port: 4791, ..Question::to(ip(remote), None) };
+        assert_eq!(resolver.route_of(&question).unwrap().next_hop, ip(gateway));
+        assert!(resolver.route(ip(remote), None).is_err(), "another port");
+        ip_command("rule del ipproto tcp dport 4791 table 100");
+        ip_command("rule add ipproto tcp sport 4000 table 100");
+        assert_eq!(asked().unwrap(), (ip(gateway), Some(1400)));
+        for forbids in ["blackhole", "unreachable", "prohibit"] {
+            ip_command(&format!("route replace {forbids} {remote} table 100"));
+            let error = asked().unwrap_err();
+            assert!(error.forbids(), "{forbids}: {error:?}");
+            ip_command(&format!("route del {forbids} {remote} table 100"));
+            assert!(asked().is_ok());
+        }
+    }
+}
+
+/// A policy that demands encryption is not passed by: new connections are refused with the reason, and open ones hold their output.
+#[test]
+fn netns_network_policies_that_demand_ipsec_are_not_passed_by() {
+    let lab = Lab::new();
+    let mut link = lab.open(Side::A);
+    let resolver = resolver(&lab, &mut link);
+    for (local, remote, net) in [(A4, B4, "10.77.0.0/24"), (A6, B6, "fd77::/64")] {
+        let policy = |command: &str| lab.sh(Side::A, &format!("ip xfrm policy {command}"));
+        let flow = flow(local, remote);
+        let refused = || {
+            resolver.next_hop(flow, false).map(drop).map_err(|error| {
+                assert!(error.forbids() && error.to_string().contains("IPsec policy"), "{error}");
+                assert!(matches!(resolver.route(ip(remote), None), Err(ResolveError::Policy { .. })));
+            })
+        };
+        let tmpl = "tmpl proto esp mode transport";
+        assert!(refused().is_ok());
+        policy(&format!("add dir out src {net} dst {net} priority 20 {tmpl}"));
+        assert!(refused().is_err(), "{net}");
+        // A more important policy exempts this port.
+        policy(&format!("add dir out src {net} dst {net} proto tcp dport 4791 priority 10"));
+        assert!(refused().is_ok(), "{net}");
+        policy(&format!("del dir out src {net} dst {net} proto tcp dport 4791"));
+        policy(&format!("del dir out src {net} dst {net}"));
+        policy(&format!("add dir out src {net} dst {net} action block"));
+        assert!(refused().is_err(), "{net}");
+        policy(&format!("del dir out src {net} dst {net}"));
+        for other in ["dir in", "dir out proto udp", "dir out proto tcp dport 80"] {
+            policy(&format!("add {other} src {net} dst {net} {tmpl}"));
+        }
+        policy(&format!("add dir out src {net} dst {net} tmpl proto esp mode transport level use"));
+        assert!(refused().is_ok(), "{net}");
+        policy("flush");
+    }
+}
+
 /// A server's queries for a connection that a client opened, and again when the client falls silent.
 #[test]
 fn netns_the_next_hop_of_a_connection_follows_routes_and_is_confirmed() {
@@ -252,14 +321,17 @@ fn netns_the_next_hop_of_a_connection_follows_routes_and_is_confirmed() {
     lab.sh(Side::A, "ip route add 198.51.100.0/24 via 10.77.0.2");
     let mut link = lab.open(Side::A);
     let resolver = resolver(&lab, &mut link);
-    let (client, local) = (ip("198.51.100.7"), ip(A4));
-    let known = || resolver.next_hop(client, local, false).unwrap();
+    let of_client = |confirm| {
+        let found = resolver.next_hop(flow(A4, "198.51.100.7"), confirm).unwrap();
+        (found.address, found.mac)
+    };
+    let known = || of_client(false);
     eventually("the gateway is resolved", || known() == (ip(B4), Some(mac_of(&lab, Side::B))));
 
     // The gateway is not there any more: only a confirmation finds out.
     lab.sh(Side::B, &format!("ip addr del {B4}/24 dev {DEV}"));
     assert_eq!(known().1, Some(mac_of(&lab, Side::B)));
-    assert_eq!(resolver.next_hop(client, local, true).unwrap().1, Some(mac_of(&lab, Side::B)));
+    assert_eq!(of_client(true).1, Some(mac_of(&lab, Side::B)));
     eventually_within(10, "the confirmation fails", || {
         lab.sh(Side::A, &format!("ip neigh show {B4} dev {DEV}")).contains("FAILED")
     });
@@ -268,6 +340,6 @@ fn netns_the_next_hop_of_a_connection_follows_routes_and_is_confirmed() {
     lab.sh(Side::A, &format!("ip neigh replace 10.77.0.3 lladdr 02:00:00:00:00:03 dev {DEV} nud permanent"));
     lab.sh(Side::A, "ip route replace 198.51.100.0/24 via 10.77.0.3");
     let static_hop = (ip("10.77.0.3"), Some(Mac([2, 0, 0, 0, 0, 3])));
-    assert_eq!(resolver.next_hop(client, local, true).unwrap(), static_hop);
+    assert_eq!(of_client(true), static_hop);
     assert!(lab.sh(Side::A, &format!("ip neigh show 10.77.0.3 dev {DEV}")).contains("PERMANENT"));
 }

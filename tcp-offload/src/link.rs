@@ -590,6 +590,13 @@ pub trait Link: Send {
         let _ = (frame, flow);
         false
     }
+
+    /// Takes a frame with a fragment of a packet. Returns the frame of the whole packet when it is complete. A link that does not
+    /// reassemble drops fragments.
+    fn reassemble(&mut self, frame: RxFrame) -> Option<RxFrame> {
+        self.recycle(frame);
+        None
+    }
 }
 
 #[cfg(test)]

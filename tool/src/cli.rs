@@ -192,7 +192,7 @@ fn lab_name(name: &str) -> Result<String, String> {
 ///
 /// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
 /// off), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
-/// XWARP_REPLACE_PROGRAM (1: as --replace-program), XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
+/// XWARP_TIMEOUT (seconds without an answer), XWARP_REPLACE_PROGRAM (1: as --replace-program), XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
 /// is).
 ///
 /// Exit status: the program's; 126 for a program that cannot be run, or that would not load the libraries because it gains

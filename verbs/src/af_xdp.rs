@@ -5,19 +5,21 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     os::fd::OwnedFd,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use xwarp_driver::{DriverConfig, Event, Mode, OpenError, Origin, PortError, ProgramCounters, ResolveError};
+use xwarp_driver::{
+    DriverConfig, Event, Mode, OpenError, Origin, PortError, ProgramCounters, Question, ResolveError,
+};
 use xwarp_tcp::{
     forward_link,
     link::{Kick, Link},
-    wire::{Flow, Mac, Path},
+    wire::{Flow, Path},
 };
 
 use crate::interface::{
-    Interface, InterfaceAttributes, InterfaceChange, PortReservation, Resolver, Route, RouteError,
+    Interface, InterfaceAttributes, InterfaceChange, NextHop, PortReservation, Resolver, Route, RouteError,
     TransferMode,
 };
 
@@ -35,6 +37,8 @@ struct Routes {
     resolver: xwarp_driver::Resolver,
     queues: u16,
     arrivals: Option<xwarp_driver::Arrivals>,
+    /// Why the interface carries no frames any more.
+    removal: OnceLock<String>,
 }
 
 impl AfXdp {
@@ -60,6 +64,7 @@ impl AfXdp {
             resolver,
             queues: driver.attributes().queues,
             arrivals: driver.arrivals().cloned(),
+            removal: OnceLock::new(),
         });
         Ok(Self { driver, routes, changes: VecDeque::new() })
     }
@@ -87,6 +92,7 @@ impl AfXdp {
                     neighbours.insert(address, mac);
                     return;
                 }
+                Event::Neighbour { address, mac: None } => InterfaceChange::NeighbourLost(address),
                 _ => return,
             };
             if changes.back() != Some(&change) {
@@ -100,7 +106,9 @@ impl AfXdp {
             changes.push_back(InterfaceChange::Neighbours(neighbours));
         }
         if removed {
-            changes.push_back(InterfaceChange::Removed { cause: driver.removal() });
+            let cause = driver.removal();
+            let _ = routes.removal.set(cause.clone());
+            changes.push_back(InterfaceChange::Removed { cause });
         }
         routes.resolver.follow(driver.attributes());
     }
@@ -109,12 +117,17 @@ impl AfXdp {
 impl Resolver for Routes {
     fn resolve(
         &self,
-        destination: IpAddr,
+        peer: SocketAddr,
         source: Option<IpAddr>,
         limit: Duration,
     ) -> Result<Route, RouteError> {
-        let route = self.resolver.route(destination, source)?;
-        let flow = Flow { local: SocketAddr::new(route.source, 0), remote: SocketAddr::new(destination, 0) };
+        if let Some(cause) = self.removal.get() {
+            return Err(RouteError::Address(cause.clone()));
+        }
+        let question = Question { destination_port: peer.port(), ..Question::to(peer.ip(), source) };
+        let route = self.resolver.route_of(&question)?;
+        let flow =
+            Flow { local: SocketAddr::new(route.source, 0), remote: SocketAddr::new(peer.ip(), peer.port()) };
         let Path { source_mac, next_hop_mac, vlan, mtu, .. } = self.resolver.resolve(flow, limit)?;
         let (source, next_hop, queues) = (route.source, route.next_hop, self.queues);
         Ok(Route { source, source_mac, next_hop, next_hop_mac, vlan, mtu, queues })
@@ -188,9 +201,14 @@ impl Interface for AfXdp {
         self.changes.pop_front()
     }
 
-    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
-        let found = self.routes.resolver.next_hop(flow.remote.ip(), flow.local.ip(), unanswered);
-        found.inspect_err(|error| tracing::debug!(?flow, %error, "no next hop")).ok()
+    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<NextHop> {
+        match self.routes.resolver.next_hop(*flow, unanswered) {
+            Ok(xwarp_driver::NextHop { address, mac, mtu }) => Some(NextHop::Neighbour { address, mac, mtu }),
+            Err(error) => {
+                tracing::debug!(?flow, %error, "no next hop");
+                error.forbids().then_some(NextHop::Nowhere)
+            }
+        }
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
@@ -208,5 +226,5 @@ impl Interface for AfXdp {
 
 impl Link for AfXdp {
     forward_link!(driver: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, receive, rx_chunks,
-        rx_head, recycle, alloc, tx_chunks_into, submit, release, flush, steer, unsteer, hand_over);
+        rx_head, recycle, reassemble, alloc, tx_chunks_into, submit, release, flush, steer, unsteer, hand_over);
 }

@@ -15,6 +15,7 @@ use std::{
 use xwarp_tcp::link::QueueId;
 pub use xwarp_tcp::{
     link::{Kick, Link},
+    stack::NextHop,
     wire::{Flow, Mac, Path, VlanTags},
 };
 
@@ -85,7 +86,9 @@ pub enum InterfaceChange {
     Mac(Mac),
     /// The Ethernet addresses of these neighbours are known or changed.
     Neighbours(BTreeMap<IpAddr, Mac>),
-    /// Some route changed: connections may have other next hops now.
+    /// The kernel has given up a neighbour, which did not answer.
+    NeighbourLost(IpAddr),
+    /// Some route or rule changed: connections may have other next hops now.
     Routes,
     /// It was removed and no longer carries frames.
     Removed {
@@ -167,14 +170,10 @@ impl fmt::Debug for PortReservation {
 
 /// Routes, neighbours and ports: the part of an interface that any thread can use without the engine's lock.
 pub trait Resolver: Send + Sync {
-    /// The route to `destination`, from `source` or from the address that the kernel prefers. Waits at most `limit` for
+    /// The route to `peer`, from `source` or from the address that the kernel prefers. Waits at most `limit` for
     /// the next hop's Ethernet address; with zero it must be known already.
-    fn resolve(
-        &self,
-        destination: IpAddr,
-        source: Option<IpAddr>,
-        limit: Duration,
-    ) -> Result<Route, RouteError>;
+    fn resolve(&self, peer: SocketAddr, source: Option<IpAddr>, limit: Duration)
+    -> Result<Route, RouteError>;
 
     /// Whether the peer's segments of `flow` arrive at the part of the interface that has this resolver, as far as that is known: of
     /// an interface with several engines, each has a part of the queues, and a NIC chooses the queue by the four-tuple.
@@ -210,8 +209,8 @@ pub trait Interface: Link {
 
     /// The next hop from `flow.local` to `flow.remote` by the current routes, and its Ethernet address if the kernel
     /// knows it; otherwise an [`InterfaceChange::Neighbours`] follows. `unanswered`: the peer does not answer, so the
-    /// kernel is asked to confirm the neighbour. `None` if the interface has no routes, or none to the peer.
-    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
+    /// kernel is asked to confirm the neighbour. `None` if it is not known, so that the connection keeps its next hop.
+    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<NextHop> {
         let _ = (flow, unanswered);
         None
     }
@@ -262,7 +261,7 @@ macro_rules! forward_interface {
             &mut self,
             flow: &$crate::interface::Flow,
             unanswered: bool,
-        ) -> Option<(::std::net::IpAddr, Option<$crate::interface::Mac>)> {
+        ) -> Option<$crate::interface::NextHop> {
             self.$inner.next_hop(flow, unanswered)
         }
     };

@@ -15,7 +15,7 @@ use xwarp_tcp::{
 
 use crate::{
     forward_interface,
-    interface::{Interface, Route, RouteError},
+    interface::{Interface, NextHop, Route, RouteError},
 };
 
 /// An interface with the loop.
@@ -90,6 +90,14 @@ impl Link for Local {
         }
     }
 
+    fn reassemble(&mut self, frame: RxFrame) -> Option<RxFrame> {
+        if LoopedFrames::owns(&frame) {
+            self.frames.recycle(frame);
+            return None;
+        }
+        self.inner.reassemble(frame)
+    }
+
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
         let chunk_bytes = self.inner.chunk_bytes();
         let looped = {
@@ -121,9 +129,10 @@ impl Link for Local {
 impl Interface for Local {
     forward_interface!(inner: attributes, readiness, resolver, kicker, change, counters);
 
-    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
+    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<NextHop> {
         if self.has(flow.remote.ip()) {
-            return Some((flow.remote.ip(), Some(Mac::LOOPED)));
+            let (address, mac) = (flow.remote.ip(), Some(Mac::LOOPED));
+            return Some(NextHop::Neighbour { address, mac, mtu: None });
         }
         self.inner.next_hop(flow, unanswered)
     }

@@ -6,7 +6,7 @@
 use std::{
     collections::HashSet,
     fmt, io,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex},
     time::Duration,
@@ -114,10 +114,11 @@ impl SimInterface {
 impl Resolver for SimResolver {
     fn resolve(
         &self,
-        destination: IpAddr,
+        peer: SocketAddr,
         source: Option<IpAddr>,
         limit: Duration,
     ) -> Result<Route, RouteError> {
+        let destination = peer.ip();
         let peer = 3 - self.end;
         let own = if destination.is_ipv4() { ipv4(self.end) } else { ipv6(self.end) };
         if source.is_some_and(|s| s != own) {

@@ -4,7 +4,12 @@
 
 mod common;
 
-use std::{io, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::connect;
 use xwarp_tcp::{forward_link, link::Link};
@@ -21,7 +26,7 @@ struct Part(SimInterface, u16);
 struct Ports(Arc<dyn Resolver>, u16);
 
 impl Resolver for Ports {
-    fn resolve(&self, to: IpAddr, source: Option<IpAddr>, limit: Duration) -> Result<Route, RouteError> {
+    fn resolve(&self, to: SocketAddr, source: Option<IpAddr>, limit: Duration) -> Result<Route, RouteError> {
         self.0.resolve(to, source, limit)
     }
 

@@ -13,7 +13,12 @@ use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo, ProgInfoIter};
 use libbpf_rs::{Program, Xdp, XdpFlags};
 
 use crate::holder::{self, Holder};
-use crate::{PROGRAM_NAME, SWITCH_NAME};
+
+/// Name of the steering program in the kernel.
+pub const PROGRAM_NAME: &str = "xwarp_steer";
+
+/// Name of the switch's program on the interface, in the kernel.
+pub const SWITCH_NAME: &str = "xwarp_uplink";
 
 /// The place in the receive path where the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -228,12 +233,6 @@ pub(crate) fn attach_to_own(
     Ok(create_link(program, ifindex, libbpf_sys::BPF_XDP, mode.flags())?)
 }
 
-/// Attaches a tc program to the ingress of interface `ifindex` of the calling thread's network namespace, behind the
-/// programs that are attached already.
-pub(crate) fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
-    create_link(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0)
-}
-
 #[expect(unsafe_code, reason = "libbpf-rs attaches links without a choice of mode")]
 fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: u32, flags: u32) -> io::Result<OwnedFd> {
     let target = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -266,8 +265,7 @@ impl Replaced {
         let Some(there) = attached(any, ifindex)? else { return Ok(None) };
         // Interface indices repeat across network namespaces, program ids do not.
         let of_it = |link: &LinkInfo| {
-            link.prog_id == there.id
-                && matches!(&link.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex)
+            link.prog_id == there.id && matches!(&link.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex)
         };
         let link = LinkInfoIter::default().find(of_it);
         // The link of a process that has ended is gone.

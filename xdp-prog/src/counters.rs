@@ -13,7 +13,7 @@ macro_rules! program_counters {
             passed_not_ip,
             /// Passed: VLAN tags other than ours.
             passed_vlan,
-            /// Passed: an IP fragment that is none of ours, or not the first one of its packet.
+            /// Passed: an IP fragment of a packet that is not ours, or that has overtaken the first one.
             passed_fragment,
             /// Passed: neither TCP nor ICMP.
             passed_not_tcp,
@@ -29,8 +29,6 @@ macro_rules! program_counters {
             passed_other_station,
             /// Dropped: ours, from an address that no other host can have.
             dropped_martian,
-            /// Dropped: the first fragment of one of our segments; the kernel would reassemble it and reset the connection.
-            dropped_fragment,
             /// Dropped: to us, with more headers between IP and TCP than are looked behind.
             dropped_headers,
             $($(#[$doc])* $name),+
@@ -68,6 +66,8 @@ program_counters! {
     steered_listener,
     /// Steered: ICMP errors that quote one of our connections.
     steered_icmp,
+    /// Steered: fragments of segments of our connections and to our listening ports.
+    steered_fragment,
     /// Dropped: ours, but no AF_XDP socket serves the queue yet.
     dropped_no_socket,
 }

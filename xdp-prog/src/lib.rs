@@ -48,20 +48,17 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
 pub use addresses::{Addresses, Station};
 use attach::{Anchor, Hook, Place, Replaced};
-pub use attach::{AttachError, AttachMode, Attached, Kept, attached_to};
+pub use attach::{AttachError, AttachMode, Attached, Kept, PROGRAM_NAME, SWITCH_NAME, attached_to};
 pub use counters::{ProgramCounters, SwitchCounters};
 pub use holder::{Holder, af_xdp_users, socket_user};
 pub use policy::Policy;
 pub use relay::Relay;
-pub use switch::{PairLinks, SWITCH_NAME, Switch};
+pub use switch::{PairLinks, Switch};
 
 use skeleton::{SteerSkel, SteerSkelBuilder};
 
 /// Number of receive queues that the socket map has room for.
 pub const MAX_QUEUES: u16 = 1024;
-
-/// Name of the program in the kernel.
-pub const PROGRAM_NAME: &str = "xwarp_steer";
 
 /// VLAN tags that the program parses.
 pub const MAX_VLANS: usize = 2;

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use libbpf_rs::OpenObject;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use crate::relay_skeleton::{RelaySkel, RelaySkelBuilder};
 use crate::attach::{Anchor, AttachError, Hook, Kept, Place};
+use crate::relay_skeleton::{RelaySkel, RelaySkelBuilder};
 use crate::{ProgramError, Switch, redirect_messages};
 
 /// The program while it is attached. The kernel detaches it when this is dropped or the process dies.
@@ -28,8 +28,10 @@ impl Relay {
         redirect_messages();
         let mut storage = MaybeUninit::uninit();
         let skeleton = load_skeleton(switch, near, &mut storage)?;
-        let failed =
-            |source: io::Error| ProgramError { doing: "attaching the program of the relay (kernel 6.6 or newer)", source: source.into() };
+        let failed = |source: io::Error| ProgramError {
+            doing: "attaching the program of the relay (kernel 6.6 or newer)",
+            source: source.into(),
+        };
         let program = skeleton.progs.xwarp_relay.as_fd().try_clone_to_owned().map_err(failed)?;
         let anchor = Anchor::default();
         let attached = anchor.attach(program.as_fd(), Place { ifindex, hook: Hook::Ingress });

@@ -14,9 +14,6 @@ use crate::policy::Policy;
 use crate::switch_skeleton::{SwitchSkel, SwitchSkelBuilder};
 use crate::{HAS_FRAGS, ProgramConfig, ProgramError, configure, keys, redirect_messages, remove};
 
-/// Name of the switch's program on the interface, in the kernel.
-pub const SWITCH_NAME: &str = "xwarp_uplink";
-
 /// Key of the interface itself in the map of clients.
 const UPLINK: u32 = 0;
 

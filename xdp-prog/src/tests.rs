@@ -440,10 +440,10 @@ pub(crate) fn fragment_v6(peer: SocketAddr, ours: SocketAddr, offset: u16) -> Ve
     packet(peer.ip(), ours.ip(), IpNumber::IPV6_FRAGMENTATION_HEADER, &[], &fragment)
 }
 
-/// The kernel would reassemble a fragmented segment of ours, and reset the connection, which it does not know. The first
-/// fragment, the only one with ports, is dropped instead; the others, and those of other flows, pass.
+/// The kernel would reassemble a fragmented segment of ours, and reset the connection, which it does not know. Its fragments are
+/// steered instead: the first one has the ports, and the others its identification. Those of other packets pass.
 #[test]
-fn attack_the_first_fragment_of_our_segments_is_dropped() {
+fn attack_fragments_of_our_segments_do_not_reach_the_kernel() {
     let (ours, peer) = ends()[0];
     for listening in [false, true] {
         with_program(&[], |program, run| {
@@ -457,12 +457,22 @@ fn attack_the_first_fragment_of_our_segments_is_dropped() {
                 let whole = with_fragment_field(tcp(peer, ours, ack), 0x4000);
                 assert_eq!(run(&frame(&[], &whole)), steered("steered_flow"));
             }
-            assert_eq!(run(&frame(&[], &first)), dropped("dropped_fragment"));
+            let later =
+                [0x2001, 0x0001, 0x1fff].map(|field| with_fragment_field(tcp(peer, ours, ack), field));
+            for later in &later {
+                assert_eq!(run(&frame(&[], later)), passed("passed_fragment"), "before the first");
+            }
+            assert_eq!(run(&frame(&[], &first)), steered("steered_fragment"));
             // It may have the ports only.
-            assert_eq!(run(&frame(&[], &first[..24])), dropped("dropped_fragment"));
-            for field in [0x2001, 0x0001, 0x1fff] {
-                let later = with_fragment_field(tcp(peer, ours, ack), field);
-                assert_eq!(run(&frame(&[], &later)), passed("passed_fragment"), "{field:#x}");
+            assert_eq!(run(&frame(&[], &first[..24])), steered("steered_fragment"));
+            for later in later {
+                assert_eq!(run(&frame(&[], &later)), steered("steered_fragment"));
+                let mut other = later.clone();
+                other[5] ^= 1;
+                assert_eq!(run(&frame(&[], &other)), passed("passed_fragment"), "another packet");
+                let mut udp = later;
+                udp[9] = 17;
+                assert_eq!(run(&frame(&[], &udp)), passed("passed_fragment"), "another protocol");
             }
         });
     }
@@ -470,13 +480,17 @@ fn attack_the_first_fragment_of_our_segments_is_dropped() {
     with_program(&[], |program, run| {
         assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 1))), passed("passed_fragment"), "not ours yet");
         program.add_flow(ours, peer).unwrap();
-        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 1))), dropped("dropped_fragment"));
+        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 8))), passed("passed_fragment"), "a later one");
+        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 1))), steered("steered_fragment"));
         assert_eq!(
             run(&frame(&[], &fragment_v6(peer, ours, 0))),
             steered("steered_flow"),
             "a whole segment (RFC 6946)"
         );
-        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 8))), passed("passed_fragment"), "a later one");
+        assert_eq!(run(&frame(&[], &fragment_v6(peer, ours, 8))), steered("steered_fragment"));
+        let (others, theirs) = (other_address(peer.ip()), peer.port());
+        let other = fragment_v6(SocketAddr::new(others, theirs), ours, 8);
+        assert_eq!(run(&frame(&[], &other)), passed("passed_fragment"), "of another host");
     });
 }
 

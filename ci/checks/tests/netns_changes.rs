@@ -137,7 +137,7 @@ fn netns_attack_an_address_that_comes_back_ends_nothing() {
             ip(&lab, Side::A, &format!("addr add {address}/25 dev {INTERFACE}"));
             ip(&lab, Side::A, &format!("addr del {address}/25 dev {INTERFACE}"));
             // Longer than a missing address is tolerated.
-            thread::sleep(Duration::from_secs(6));
+            thread::sleep(ends::ADDRESS_LIMIT + Duration::from_secs(1));
             end.say("still here");
             let events = end.device.async_events();
             while let Some(event) = events.poll() {

@@ -11,7 +11,7 @@ use std::{
 
 use ends::{LIMIT, between, parts};
 use xwarp_checks::{
-    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side},
     process::Running,
 };
 use xwarp_verbs::{
@@ -135,4 +135,160 @@ fn netns_network_a_program_that_is_replaced_ends_the_device_with_the_reason() {
             drop(end);
         },
     );
+}
+
+fn ip(lab: &Lab, side: Side, command: &str) -> String {
+    lab.run(side, "ip", &command.split_whitespace().collect::<Vec<_>>()).unwrap()
+}
+
+/// Time in which a message would arrive if it was sent.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// An emergency stop by the administrator stops connections that are open, and its end lets them go on. Before, they sent on.
+#[test]
+fn netns_network_routes_and_rules_that_forbid_hold_the_output() {
+    let lab = lab();
+    for (family, number) in [(Family::V4, 32), (Family::V6, 128)] {
+        let server = lab.address(Side::B, family);
+        let option = if number == 32 { "-4" } else { "-6" };
+        let route = |kind: &str| {
+            (
+                format!("{option} route add {kind} {server}/{number}"),
+                format!("{option} route del {kind} {server}/{number}"),
+            )
+        };
+        let rule = |action: &str| {
+            (
+                format!("{option} rule add ipproto tcp dport {PORT} {action}"),
+                format!("{option} rule del ipproto tcp dport {PORT} {action}"),
+            )
+        };
+        let stops = [route("blackhole"), route("unreachable"), route("prohibit"), rule("prohibit")];
+        let count = stops.len();
+        between(
+            &lab,
+            SocketAddr::new(server, PORT),
+            |end| {
+                for (stop, go) in stops {
+                    ip(&lab, Side::A, &stop);
+                    // The device is told of the change at once, and reads it within 20 ms.
+                    thread::sleep(Duration::from_millis(500));
+                    end.post("go on");
+                    assert!(end.cq.spin(SILENCE).is_none(), "{stop}: sent on");
+                    ip(&lab, Side::A, &go);
+                    end.sent();
+                }
+            },
+            |end| {
+                for _ in 0..count {
+                    assert_eq!(end.hear(), "go on");
+                    end.receive();
+                }
+            },
+        );
+    }
+}
+
+/// Local is what the kernel's local table says: a virtual address on the loopback, and a route's preferred source. Before, the client
+/// had no route, and the server's kernel refused it.
+#[test]
+fn netns_network_virtual_addresses_on_the_loopback_are_served() {
+    let lab = lab();
+    for (family, client, server, number) in
+        [(Family::V4, "10.98.0.1", "10.99.0.1", 32), (Family::V6, "fd98::1", "fd99::1", 128)]
+    {
+        let option = if number == 32 { "-4" } else { "-6" };
+        for (side, own, other) in [(Side::A, client, server), (Side::B, server, client)] {
+            ip(&lab, side, "link set lo up");
+            ip(&lab, side, &format!("addr add {own}/{number} dev lo"));
+            let (local, gateway) = (lab.address(side, family), lab.address(side.peer(), family));
+            let source = if side == Side::A { own.to_owned() } else { local.to_string() };
+            ip(
+                &lab,
+                side,
+                &format!("{option} route add {other}/{number} via {gateway} dev {INTERFACE} src {source}"),
+            );
+        }
+        // The listener is at all addresses, and was there before this one.
+        let (ready, listening) = channel();
+        thread::scope(|scope| {
+            let any = if number == 32 { "0.0.0.0" } else { "::" };
+            let lab = &lab;
+            let server_side = lab.enter(scope, Side::B, move || {
+                let end = ends::End::accepted(SocketAddr::new(any.parse().unwrap(), PORT), &ready);
+                assert_eq!(end.hear(), "to a virtual address");
+            });
+            let client_side = lab.enter(scope, Side::A, move || {
+                listening.recv().unwrap();
+                let end = ends::End::connected(SocketAddr::new(server.parse().unwrap(), PORT));
+                assert_eq!(end.local().ip().to_string(), client);
+                end.say("to a virtual address");
+            });
+            client_side.unwrap().join().unwrap();
+            server_side.unwrap().join().unwrap();
+        });
+    }
+}
+
+/// An address that is missing for a while, for whatever reason, stalls its connections, and ends none.
+#[test]
+fn netns_network_an_address_that_is_missing_stalls_its_connections() {
+    let lab = lab();
+    for (family, number) in [(Family::V4, 24), (Family::V6, 64)] {
+        let (client, server) = (lab.address(Side::A, family), lab.address(Side::B, family));
+        between(
+            &lab,
+            SocketAddr::new(server, PORT),
+            |end| {
+                let nodad = if number == 64 { "nodad" } else { "" };
+                let add = format!("addr replace {client}/{number} dev {INTERFACE} {nodad}");
+                ip(&lab, Side::A, &format!("addr del {client}/{number} dev {INTERFACE}"));
+                thread::sleep(ends::ADDRESS_LIMIT / 2);
+                ip(&lab, Side::A, &add);
+                end.say("again");
+                // Without a carrier, the kernel removes the addresses of IPv6. That is no reason to end connections.
+                ip(&lab, Side::A, &format!("link set {INTERFACE} down"));
+                thread::sleep(ends::ADDRESS_LIMIT + Duration::from_secs(1));
+                ip(&lab, Side::A, &format!("link set {INTERFACE} up"));
+                let v6 = lab.address(Side::A, Family::V6);
+                ip(&lab, Side::A, &format!("addr replace {v6}/64 dev {INTERFACE} nodad"));
+                end.say("still here");
+            },
+            |end| {
+                assert_eq!(end.hear(), "again");
+                end.receive();
+                assert_eq!(end.hear(), "still here");
+            },
+        );
+    }
+}
+
+/// Packets of the peer arrive in fragments, of TCP over both families. Before, the kernel reassembled them, and reset the connection.
+#[test]
+fn netns_network_segments_in_fragments_arrive() {
+    let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
+    let mut command = lab.hop_command("python3");
+    command.arg(format!("{PROGRAMS}/fragment.py")).args(HOP_INTERFACES);
+    let mut hop = Running::start(command).unwrap();
+    hop.wait_for("forwards", LIMIT).unwrap();
+    for family in [Family::V4, Family::V6] {
+        between(
+            &lab,
+            SocketAddr::new(lab.address(Side::B, family), PORT),
+            |end| {
+                for number in 0..20 {
+                    end.say(&format!("number {number} of twenty"));
+                }
+            },
+            |end| {
+                for number in 0..20 {
+                    assert_eq!(end.hear(), format!("number {number} of twenty"));
+                    end.receive();
+                }
+                let counted = end.counter("link.reassembled");
+                // Several messages may share a packet.
+                assert!(counted >= 5, "{counted} packets");
+            },
+        );
+    }
 }

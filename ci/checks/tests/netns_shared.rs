@@ -132,7 +132,7 @@ fn netns_shared_the_helper_keeps_the_capabilities_that_it_names() {
 #[test]
 fn netns_shared_changes_of_the_interface_reach_clients() {
     let lab = lab();
-    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &["--address-limit", "1"]).unwrap();
     let run = |args: &[&str]| lab.run(Side::A, "ip", args).unwrap();
     let nobody = || {
         let mut watcher = shared.start_unprivileged(NOBODYS, &["watch"]).unwrap();

@@ -10,6 +10,7 @@ pub mod neighbour;
 pub mod route;
 pub(crate) mod sockets;
 pub mod veth;
+pub(crate) mod xfrm;
 
 use std::io;
 use std::net::IpAddr;
@@ -18,6 +19,7 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
@@ -94,6 +96,29 @@ impl Netlink {
             _ => None,
         });
         Ok(ours.collect())
+    }
+}
+
+impl Netlink {
+    /// The addresses of this host on which frames of interface `index` are received: those of the kernel's local table, in which are
+    /// also addresses of other interfaces and of the loopback (a virtual address of a load balancer), but no whole prefixes.
+    pub fn local_addresses(&mut self, index: u32) -> io::Result<Vec<IpAddr>> {
+        let mut local = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut message = RouteMessage::default();
+            message.header.address_family = family;
+            message.header.table = route::LOCAL_TABLE;
+            // Otherwise the kernel lists the routes of all tables.
+            self.socket.set_netlink_get_strict_chk(true)?;
+            let answers = self.dump(RouteNetlinkMessage::GetRoute(message));
+            self.socket.set_netlink_get_strict_chk(false)?;
+            let routes = answers?.into_iter().filter_map(|answer| match answer {
+                RouteNetlinkMessage::NewRoute(route) => route::local_address(&route, index),
+                _ => None,
+            });
+            local.extend(routes);
+        }
+        Ok(local)
     }
 }
 

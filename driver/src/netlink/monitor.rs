@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use netlink_packet_core::NetlinkPayload;
+use netlink_packet_core::{NetlinkBuffer, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -13,17 +13,23 @@ use xwarp_tcp::wire::Mac;
 
 use super::link::{self, KernelLink};
 use super::neighbour::{self, Neighbour};
-use super::{address_of, messages};
+use super::{address_of, messages, route};
 
 /// Multicast groups of `linux/rtnetlink.h` that we join.
-const GROUPS: [u32; 6] = [
+const GROUPS: [u32; 9] = [
     1,  // RTNLGRP_LINK
     3,  // RTNLGRP_NEIGH
     5,  // RTNLGRP_IPV4_IFADDR
     7,  // RTNLGRP_IPV4_ROUTE
+    8,  // RTNLGRP_IPV4_RULE
     9,  // RTNLGRP_IPV6_IFADDR
     11, // RTNLGRP_IPV6_ROUTE
+    19, // RTNLGRP_IPV6_RULE
+    32, // RTNLGRP_NEXTHOP
 ];
+
+/// Types of messages about objects that routes name as their next hops; the library does not decode them.
+const NEXT_HOP_OBJECTS: std::ops::RangeInclusive<u16> = 104..=105; // RTM_NEWNEXTHOP, RTM_DELNEXTHOP
 
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +37,9 @@ const GROUPS: [u32; 6] = [
 pub enum Event {
     /// The interface has a new address.
     AddressAdded(IpAddr),
-    /// The interface lost an address: connections from it must end.
+    /// The host has a new address that is not the interface's, on which frames of the interface are received too.
+    LocalAdded(IpAddr),
+    /// The interface or the host lost an address: connections from it must end.
     AddressRemoved(IpAddr),
     /// The interface went up or down, or its carrier appeared or disappeared.
     LinkState {
@@ -52,7 +60,7 @@ pub enum Event {
         /// Its Ethernet address.
         mac: Option<Mac>,
     },
-    /// Some route changed: resolved paths may have another next hop now.
+    /// Some route or rule changed: resolved paths may have another next hop now, or none.
     Routes,
     /// Changes came faster than they were read, and some were lost: the state must be read again.
     Overrun,
@@ -97,6 +105,9 @@ impl Monitor {
                             notify(change);
                         }
                     }
+                    if has_next_hop_object(&datagram) {
+                        notify(Change::Other(Event::Routes));
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -132,16 +143,33 @@ impl Monitor {
             M::DelNeighbour(message) if message.header.ifindex == self.interface => {
                 Event::Neighbour { address: neighbour::address_of(message)?, mac: None }
             }
-            // Local and broadcast routes come and go with addresses, which have events of their own.
-            M::NewRoute(message) | M::DelRoute(message)
-                if message.header.kind == RouteType::Unicast && leads_through(message, self.interface) =>
-            {
-                Event::Routes
-            }
+            M::NewRoute(message) | M::DelRoute(message) if self.concerns(message) => Event::Routes,
+            M::NewRoute(message) => Event::LocalAdded(route::local_address(message, self.interface)?),
+            M::DelRoute(message) => Event::AddressRemoved(route::local_address(message, self.interface)?),
+            M::NewRule(_) | M::DelRule(_) => Event::Routes,
             _ => return None,
         };
         Some(Change::Other(event))
     }
+}
+
+impl Monitor {
+    /// Whether a route may be one of the interface's connections.
+    fn concerns(&self, route: &RouteMessage) -> bool {
+        match route.header.kind {
+            RouteType::Unicast => leads_through(route, self.interface),
+            // They forbid, wherever the packets would go.
+            RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit | RouteType::Throw => true,
+            // Local and broadcast routes come and go with addresses, which have events of their own.
+            _ => false,
+        }
+    }
+}
+
+/// Whether the first message of a datagram is about the next hop of routes. The kernel announces one at a time.
+fn has_next_hop_object(datagram: &[u8]) -> bool {
+    let first = NetlinkBuffer::new_checked(datagram);
+    first.is_ok_and(|message| NEXT_HOP_OBJECTS.contains(&message.message_type()))
 }
 
 /// Whether a route leads through an interface. A route that does not say so may.

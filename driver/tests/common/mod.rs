@@ -95,7 +95,9 @@ impl Lab {
     }
 
     pub fn open(&self, side: Side) -> Interface {
-        self.open_with(side, &DriverConfig::default()).unwrap()
+        // Tests do not wait as long as users for addresses that are missing.
+        let config = DriverConfig { address_limit: Duration::from_secs(1), ..DriverConfig::default() };
+        self.open_with(side, &config).unwrap()
     }
 
     pub fn open_with(&self, side: Side, config: &DriverConfig) -> Result<Interface, OpenError> {

@@ -2,7 +2,13 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use xwarp_tcp::{link::Link, stack::Lookup, time::Instant, ulp::ConnId, wire::Mac};
+use xwarp_tcp::{
+    link::Link,
+    stack::{Lookup, NextHop},
+    time::Instant,
+    ulp::ConnId,
+    wire::Mac,
+};
 
 use super::Engine;
 
@@ -23,8 +29,18 @@ impl Engine {
     }
 
     /// Applies changed Ethernet addresses of neighbours, by IP address.
-    pub fn neighbours_changed(&mut self, changed: &BTreeMap<IpAddr, Mac>) {
-        self.stack.neighbours_changed(changed);
+    pub fn neighbours_changed(&mut self, now: Instant, changed: &BTreeMap<IpAddr, Mac>) {
+        self.stack.neighbours_changed(now, changed);
+    }
+
+    /// Notes that the kernel has given up a neighbour.
+    pub fn neighbour_lost(&mut self, address: IpAddr) {
+        self.stack.neighbour_lost(address);
+    }
+
+    /// Notes that the interface has a carrier again.
+    pub fn carrier_returned(&mut self, now: Instant) {
+        self.stack.carrier_returned(now);
     }
 
     /// Makes every connection due for a lookup, after a route changed.
@@ -53,8 +69,8 @@ impl Engine {
     }
 
     /// Sets the next hop of a connection that [`Self::next_lookup`] returned.
-    pub fn next_hop_found(&mut self, conn: ConnId, address: IpAddr, mac: Option<Mac>) {
-        self.stack.next_hop_found(conn, address, mac);
+    pub fn next_hop_found(&mut self, now: Instant, conn: ConnId, found: NextHop) {
+        self.stack.next_hop_found(now, conn, found);
     }
 
     /// Flushes the work of all queue pairs and notifies the owners of all completion queues: the last call of an

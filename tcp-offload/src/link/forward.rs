@@ -69,6 +69,11 @@ macro_rules! forward_link {
             self.$inner.recycle(frame);
         }
     };
+    (@reassemble $inner:tt) => {
+        fn reassemble(&mut self, frame: $crate::link::RxFrame) -> Option<$crate::link::RxFrame> {
+            self.$inner.reassemble(frame)
+        }
+    };
     (@alloc $inner:tt) => {
         fn alloc(&mut self, len: usize) -> Option<$crate::link::TxFrame> {
             self.$inner.alloc(len)

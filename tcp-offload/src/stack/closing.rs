@@ -156,6 +156,10 @@ impl<U: Ulp> Stack<U> {
     /// Resets all open and half-open connections of the local address `ip`, which the interface has lost.
     pub fn address_removed(&mut self, now: Instant, link: &mut dyn Link, ip: IpAddr) {
         self.abort_halves_at(now, link, ip);
+        for (_, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.tcp.flow().local.ip() == ip) {
+            // Their output is held, because the kernel has no route from the address.
+            slot.tcp.release_output();
+        }
         self.abort_where(CloseReason::AddressRemoved, |slot| slot.tcp.flow().local.ip() == ip);
     }
 

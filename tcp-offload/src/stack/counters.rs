@@ -14,6 +14,8 @@ crate::counters! {
         frames_in,
         /// Malformed frames, dropped.
         malformed,
+        /// Fragments of IP packets.
+        fragments,
         /// Frames with a wrong IP, TCP or ICMP checksum, dropped. Part of `malformed`.
         bad_checksum,
         /// Frames between IPv4-mapped IPv6 addresses, dropped. Part of `malformed`.

@@ -50,7 +50,7 @@ pub use self::{
     config::{ConnectParams, StackConfig},
     counters::{StackCounters, TableSizes},
     error::{AcceptError, ConnectError, ListenError},
-    next_hops::Lookup,
+    next_hops::{Lookup, NextHop},
 };
 use self::{
     closing::Reported,
@@ -277,7 +277,6 @@ impl<U: Ulp> Stack<U> {
         session: AnySession<U::Placed>,
         pending: Option<Pending>,
     ) -> ConnId {
-        let next_hop_unknown = tcp.path().next_hop.is_none();
         let generation = self.next_generation;
         self.next_generation += 1;
         let index = self.slots.insert(Box::new(ConnSlot {
@@ -292,9 +291,8 @@ impl<U: Ulp> Stack<U> {
             reported: Reported::Nothing,
         })) as u32;
         self.flows.insert(flow, index);
-        if next_hop_unknown {
-            self.lookups.insert(index, false);
-        }
+        // The path comes from a frame, or from a look-up that did not know the local port.
+        self.lookups.insert(index, false);
         self.make_ready(index);
         ConnId { index, generation }
     }

@@ -2,17 +2,34 @@
 //!
 //! The stack has no routing table. It names the connections whose next hop should be looked up
 //! ([`Stack::next_lookup`]). Its owner asks the kernel, passes the answer to [`Stack::next_hop_found`], and reports
-//! every neighbour whose Ethernet address changed ([`Stack::neighbours_changed`]). A connection needs a lookup when the
-//! peer opened it (its path then comes from a frame), when a route changed, and when it reports a soft error. RFC 9293
+//! every neighbour whose Ethernet address changed ([`Stack::neighbours_changed`]). A connection needs a lookup when
+//! it begins (its path comes from a frame, or from a look-up without its ports), when a route changed, and when it reports a soft error. RFC 9293
 //! section 3.8.3 (MUST-20(b)) requires that IP be asked for another next hop when a segment was retransmitted R1 times.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::Stack;
 use crate::{
+    time::Instant,
     ulp::{ConnId, Ulp},
     wire::{Flow, Mac},
 };
+
+/// Where the frames of a flow go, by the current routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextHop {
+    /// To a neighbour.
+    Neighbour {
+        /// Its IP address.
+        address: IpAddr,
+        /// Its Ethernet address, if known.
+        mac: Option<Mac>,
+        /// The largest IP packet of the route, in bytes; `None` if unknown.
+        mtu: Option<u16>,
+    },
+    /// Nowhere: there is no route, or one that forbids them.
+    Nowhere,
+}
 
 /// A connection whose next hop should be looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,24 +63,76 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Sets the next hop of a connection to `address`; `mac` is its Ethernet address, if known.
-    pub fn next_hop_found(&mut self, conn: ConnId, address: IpAddr, mac: Option<Mac>) {
+    /// Sets the next hop of a connection. One without holds its output until it has one again.
+    pub fn next_hop_found(&mut self, now: Instant, conn: ConnId, found: NextHop) {
         let Some(slot) = self.slot(conn) else { return };
+        let NextHop::Neighbour { address, mac, mtu } = found else {
+            slot.tcp.hold_output();
+            return;
+        };
+        let before = *slot.tcp.path();
         slot.tcp.set_next_hop(address);
         if let Some(mac) = mac {
-            let source = slot.tcp.path().source_mac;
-            slot.tcp.redirect(source, mac);
+            slot.tcp.redirect(before.source_mac, mac);
+        }
+        if let Some(mtu) = mtu.filter(|mtu| *mtu != before.mtu) {
+            slot.tcp.link_mtu(now, mtu);
+        }
+        if slot.tcp.is_held() || slot.tcp.path().next_hop_mac != before.next_hop_mac {
+            self.way_found(now, conn.index);
         }
     }
 
     /// Applies changed Ethernet addresses of neighbours, by IP address, in one pass over all connections.
-    pub fn neighbours_changed(&mut self, changed: &BTreeMap<IpAddr, Mac>) {
-        for (_, slot) in &mut self.slots {
+    pub fn neighbours_changed(&mut self, now: Instant, changed: &BTreeMap<IpAddr, Mac>) {
+        let mut through = Vec::new();
+        for (index, slot) in &mut self.slots {
             let path = slot.tcp.path();
             let source = path.source_mac;
             if let Some(mac) = path.next_hop.and_then(|address| changed.get(&address)) {
                 slot.tcp.redirect(source, *mac);
+                through.push(index as u32);
             }
+        }
+        for index in through {
+            let is_held = self.slots.get(index as usize).is_some_and(|slot| slot.tcp.is_held());
+            // A route decides whether a held connection may send.
+            if !is_held {
+                self.way_found(now, index);
+            }
+        }
+    }
+
+    /// Notes that the interface has a carrier again.
+    pub fn carrier_returned(&mut self, now: Instant) {
+        let all: Vec<u32> = self.slots.iter().map(|(index, _)| index as u32).collect();
+        for index in all {
+            let is_held = self.slots.get(index as usize).is_some_and(|slot| slot.tcp.is_held());
+            if is_held {
+                self.lookups.entry(index).or_insert(false);
+            } else {
+                self.way_found(now, index);
+            }
+        }
+    }
+
+    /// The kernel has given up a neighbour: the connections that wait for an answer through it are looked up, which makes the kernel
+    /// ask again.
+    pub fn neighbour_lost(&mut self, address: IpAddr) {
+        for (index, slot) in &self.slots {
+            if slot.tcp.path().next_hop == Some(address) && slot.tcp.waits_for_answer() {
+                self.lookups.insert(index as u32, true);
+            }
+        }
+    }
+
+    /// See [`Connection::way_found`](crate::tcp::Connection::way_found).
+    fn way_found(&mut self, now: Instant, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        if slot.tcp.way_found(now) {
+            let bound = slot.tcp.deadline_bound();
+            self.timers.arm(index, bound);
+            self.make_ready(index);
         }
     }
 
@@ -96,6 +165,10 @@ mod tests {
         [10, 0, 0, number].into()
     }
 
+    fn through(number: u8, mac: Option<Mac>) -> NextHop {
+        NextHop::Neighbour { address: gateway(number), mac, mtu: None }
+    }
+
     fn path_from(port: u16, next_hop: Option<IpAddr>) -> Path {
         Path { next_hop, ..path(([10, 0, 0, 1], port), ([192, 0, 2, 7], 4791)) }
     }
@@ -119,7 +192,8 @@ mod tests {
         let mut bench = Bench::new();
         let (one, other) = (connect(&mut bench, 1, 2), connect(&mut bench, 2, 3));
         assert_eq!(macs(&bench, one), macs(&bench, other), "one router has both addresses");
-        bench.stack.neighbours_changed(&BTreeMap::from([(gateway(2), NEW), (gateway(4), OLD)]));
+        let changed = BTreeMap::from([(gateway(2), NEW), (gateway(4), OLD)]);
+        bench.stack.neighbours_changed(Instant::ZERO, &changed);
         assert_eq!((macs(&bench, one).1, macs(&bench, other).1), (NEW, OLD));
     }
 
@@ -129,11 +203,12 @@ mod tests {
         let active = connect(&mut bench, 1, 2);
         let conn = accepted(&mut bench, 2);
         let lookup = bench.stack.next_lookup().unwrap();
-        assert_eq!((lookup.conn, lookup.unanswered), (conn, false));
-        assert_eq!(bench.stack.next_lookup(), None, "looked up once, and not for {active:?}");
-        bench.stack.next_hop_found(conn, gateway(5), None);
+        assert_eq!((lookup.conn, lookup.unanswered), (active, false));
+        assert_eq!(bench.stack.next_lookup().unwrap().conn, conn);
+        assert_eq!(bench.stack.next_lookup(), None, "each is looked up once");
+        bench.stack.next_hop_found(Instant::ZERO, conn, through(5, None));
         assert_eq!(macs(&bench, conn).1, OLD, "until the neighbour is resolved");
-        bench.stack.neighbours_changed(&BTreeMap::from([(gateway(5), NEW)]));
+        bench.stack.neighbours_changed(Instant::ZERO, &BTreeMap::from([(gateway(5), NEW)]));
         assert_eq!((macs(&bench, conn).1, macs(&bench, active).1), (NEW, OLD));
     }
 
@@ -145,8 +220,8 @@ mod tests {
         bench.stack.remove(&mut bench.link, conns[1].index);
         let due: Vec<ConnId> = std::iter::from_fn(|| bench.stack.next_lookup()).map(|l| l.conn).collect();
         assert_eq!(due, [conns[0], conns[2]]);
-        bench.stack.next_hop_found(conns[0], gateway(6), Some(NEW));
-        bench.stack.next_hop_found(conns[1], gateway(6), Some(NEW));
+        bench.stack.next_hop_found(Instant::ZERO, conns[0], through(6, Some(NEW)));
+        bench.stack.next_hop_found(Instant::ZERO, conns[1], through(6, Some(NEW)));
         assert_eq!(macs(&bench, conns[0]).1, NEW);
     }
 

@@ -49,6 +49,13 @@ impl<U: Ulp> Stack<U> {
                 self.counters.foreign += 1;
                 link.recycle(frame);
             }
+            Err(Malformed::Fragment) => {
+                self.counters.fragments += 1;
+                if let Some(whole) = link.reassemble(frame) {
+                    // It is no fragment any more.
+                    self.receive_any(now, link, whole, ulp);
+                }
+            }
             Err(reason) => {
                 self.counters.malformed += 1;
                 self.counters.bad_checksum +=

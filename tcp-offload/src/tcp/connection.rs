@@ -124,6 +124,8 @@ pub struct Connection {
     pub(super) soft_error: Option<SurvivedError>,
     /// See [`Connection::take_next_hop_doubt`].
     pub(super) next_hop_doubtful: bool,
+    /// See [`Connection::hold_output`].
+    pub(super) held: bool,
     /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
@@ -165,6 +167,7 @@ impl Connection {
             window_probes: 0,
             unread: false,
             next_hop_doubtful: false,
+            held: false,
             opened: now,
             soft_error: None,
             spill_allowance: usize::MAX,

@@ -1,10 +1,12 @@
 //! Building of segments to send: which are due, and in which order. How a new one is filled and retained is in `segment`, the usual
 //! case of it in `straight`; retransmissions are in `resend`.
 
+mod held;
 mod resend;
 mod segment;
 mod straight;
 
+use self::held::Nowhere;
 pub(super) use self::segment::Plan;
 use super::{
     Connection, Filled, Sent, Source, Wants,
@@ -118,6 +120,13 @@ impl Connection {
         source: &mut impl Source,
         room: usize,
     ) -> Sent {
+        let mut nowhere;
+        let link: &mut dyn Link = if self.held {
+            nowhere = Nowhere(link);
+            &mut nowhere
+        } else {
+            link
+        };
         let mut turn = Turn { now, link, room, sent: Sent::default() };
         match self.transmit_all(&mut turn, source) {
             Ok(()) => {}

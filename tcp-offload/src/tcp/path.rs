@@ -1,12 +1,14 @@
-//! The path of a connection: its MTU, ICMP errors, the transmit queue and the next hop.
+//! The path of a connection: its MTU, ICMP errors, the transmit queue, the next hop, and times without a way to the peer.
 
 use std::net::IpAddr;
 
 use super::{
     Connection, SoftError,
     pmtu::{PathMtu, Verdict},
+    recovery::RecoveryPhase,
     sender::After,
     stage::Stage,
+    timers::{TICK, Timer},
 };
 use crate::{
     link::QueueId,
@@ -249,6 +251,53 @@ impl Connection {
             (self.path.source_mac, self.path.next_hop_mac) = (source, next_hop);
             self.headers = Headers::new(&self.path).with_service(self.config.dscp, self.config.hop_limit);
         }
+    }
+
+    /// Sends nothing from now on, while the host has no route to the peer. The timers run as if the network lost everything, so the
+    /// user timeout decides when the connection ends.
+    pub fn hold_output(&mut self) {
+        self.held = true;
+        self.plan = None;
+    }
+
+    /// Ends [`Self::hold_output`] for a last segment.
+    pub fn release_output(&mut self) {
+        self.held = false;
+    }
+
+    /// Whether output is held.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Notes that the way to the peer has changed or come back: ends [`Self::hold_output`], and retransmits at once if time-outs have
+    /// delayed the next retransmission, as RFC 6069 does when a route comes back. Returns whether [`Self::transmit`] has something to
+    /// send.
+    pub fn way_found(&mut self, now: Instant) -> bool {
+        let was_held = std::mem::take(&mut self.held);
+        if !was_held && self.tx.rtt.backoff() == 0 && self.window_probes == 0 {
+            return false;
+        }
+        self.tx.rtt.forgive();
+        if let Some(syn) = self.stage.syn_mut() {
+            syn.due |= syn.sent > 0;
+            return true;
+        }
+        if self.tx.queue.is_empty() {
+            if self.window_probes > 0 {
+                self.window_probes = 0;
+                self.timers.arm(Timer::Persist, now + TICK);
+            }
+            return was_held;
+        }
+        if was_held && !matches!(self.tx.phase, RecoveryPhase::Loss { .. }) {
+            self.tx.on_timeout(now, false);
+            self.tx.rtt.forgive();
+        } else {
+            self.tx.queue.mark_lost(0);
+        }
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+        true
     }
 
     /// Ends the connection without a RST, because the interface that would carry it is gone.

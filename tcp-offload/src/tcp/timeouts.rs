@@ -104,6 +104,11 @@ impl Connection {
         std::mem::take(&mut self.next_hop_doubtful)
     }
 
+    /// Whether a segment was retransmitted without an answer since.
+    pub fn waits_for_answer(&self) -> bool {
+        self.tx.rtt.backoff() > 0
+    }
+
     /// Records an error that the connection may survive. The same error is reported once, and again only after an
     /// acknowledgement of new data.
     pub(super) fn record_soft_error(&mut self, now: Instant, error: SoftError) {

@@ -11,17 +11,20 @@ const DESTINATION: u8 = 60;
 /// Largest number of extension headers; the XDP programs look behind as many.
 const MAX_EXTENSIONS: usize = 8;
 
+/// Largest number of bytes of all extension headers: with the other headers they lie in the first chunk of a frame.
+const MAX_BYTES: usize = 128;
+
 /// More fragments, and the offset, of a fragment header.
 const FRAGMENT_MASK: u16 = 0xfff9;
 
-/// Skips the extension headers of the packet in `bytes`, of which the first is of type `first` and begins at `at`. Returns the
-/// protocol of what follows, and its position; `first` and `at` if it is no extension header that we skip.
+/// Skips the extension headers of the packet in `bytes`, of which the first is of type `first` and begins at `begin`. Returns the
+/// protocol of what follows, and its position; `first` and `begin` if it is no extension header that we skip.
 ///
 /// # Errors
 /// A fragment, a header or an option that must not be skipped (sections 4.2 and 4.4), or more headers than any host sends.
 #[cold]
-pub(super) fn skip(bytes: &[u8], first: u8, at: usize) -> Result<(u8, usize), Malformed> {
-    let (mut protocol, mut at) = (first, at);
+pub(super) fn skip(bytes: &[u8], first: u8, begin: usize) -> Result<(u8, usize), Malformed> {
+    let (mut protocol, mut at) = (first, begin);
     for place in 0..=MAX_EXTENSIONS {
         if !matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION) {
             return Ok((protocol, at));
@@ -29,6 +32,9 @@ pub(super) fn skip(bytes: &[u8], first: u8, at: usize) -> Result<(u8, usize), Ma
         let rest = bytes.get(at..).unwrap_or_default();
         let [next, length, high, low] = *rest.first_chunk().ok_or(Malformed::Truncated)?;
         let length = if protocol == FRAGMENT { 8 } else { (usize::from(length) + 1) * 8 };
+        if at - begin + length > MAX_BYTES {
+            return Err(Malformed::Extension);
+        }
         let header = rest.get(..length).ok_or(Malformed::Truncated)?;
         match protocol {
             FRAGMENT if u16::from_be_bytes([high, low]) & FRAGMENT_MASK != 0 => {

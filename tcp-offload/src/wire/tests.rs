@@ -253,8 +253,11 @@ fn ipv4_options_are_skipped_and_fragments_rejected() {
     assert_eq!(parse_bytes(&v6), Err(Malformed::Fragment));
 }
 
+/// Headers, each with its type.
+type Extensions<'a> = &'a [(u8, &'a [u8])];
+
 /// The frame of `plain` (IPv6) with headers between IP and TCP, each with its type; their first byte is filled in.
-fn with_extensions(plain: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
+fn with_extensions(plain: &[u8], headers: Extensions<'_>) -> Vec<u8> {
     let extra: usize = headers.iter().map(|(_, bytes)| bytes.len()).sum();
     let mut long = plain[..54].to_vec();
     long[18..20].copy_from_slice(&((plain.len() - 54 + extra) as u16).to_be_bytes());
@@ -280,7 +283,7 @@ fn rfc8200_s4_extension_headers_are_skipped_unless_they_forbid_it() {
     let longer = [0, 1, 0x1e, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 0];
     let whole = [0, 0, 0, 0, 0, 0, 0, 7];
     let arrived = [0, 0, 0, 0, 0, 0, 0, 0];
-    let skipped: [&[(u8, &[u8])]; 5] = [
+    let skipped: [Extensions<'_>; 5] = [
         &[(HOP, &pad)],
         &[(DESTINATION, &longer)],
         &[(FRAGMENT, &whole)],
@@ -292,7 +295,10 @@ fn rfc8200_s4_extension_headers_are_skipped_unless_they_forbid_it() {
         let extra = long.len() - plain.len();
         let segment = segment_of(parse_bytes(&long));
         assert_eq!(segment.payload_start, plain.len() - 1 + extra, "{headers:?}");
-        assert_eq!(segment, Segment { payload_start: segment.payload_start, ..segment_of(parse_bytes(&plain)) });
+        assert_eq!(
+            segment,
+            Segment { payload_start: segment.payload_start, ..segment_of(parse_bytes(&plain)) }
+        );
         for len in 54..54 + extra {
             assert!(parse_bytes(&long[..len]).is_err(), "{headers:?}: {len} bytes");
         }
@@ -301,7 +307,7 @@ fn rfc8200_s4_extension_headers_are_skipped_unless_they_forbid_it() {
     let on_its_way = [0, 0, 0, 1, 0, 0, 0, 0];
     let discard = [0, 0, 0x40, 4, 0, 0, 0, 0];
     let beyond = [0, 0, 1, 9, 0, 0, 0, 0];
-    let refused: [(&[(u8, &[u8])], Malformed); 6] = [
+    let refused: [(Extensions<'_>, Malformed); 6] = [
         (&[(FRAGMENT, &first)], Malformed::Fragment),
         (&[(ROUTING, &on_its_way)], Malformed::SourceRoute),
         (&[(DESTINATION, &discard)], Malformed::Extension),

@@ -59,7 +59,6 @@ enum reason {
 	PASSED_MAPPED,
 	PASSED_OTHER_STATION,
 	DROPPED_MARTIAN,
-	DROPPED_FRAGMENT,
 	DROPPED_HEADERS,
 	REASONS,
 };
@@ -89,7 +88,9 @@ struct packet {
 	struct flow_key flow;
 	bool syn; /* opens a connection */
 	bool quoted;
-	bool fragment; /* the first fragment of a segment: `syn` is unknown */
+	bool fragment; /* of a segment: `syn` is unknown */
+	bool later; /* a fragment after the first, without ports */
+	__be32 id; /* of the packet of a fragment */
 	bool unusual; /* IP options, extension headers, a TTL of 0, or a tag that carries a priority only */
 };
 
@@ -114,6 +115,21 @@ struct {
 	__type(key, __u32);
 	__type(value, struct mac);
 } source SEC(".maps");
+
+/* The packets of which a first fragment was ours, and the slot of the client that owns it: their later fragments are found by it.
+ * Those that overtake the first one pass, and the kernel does not complete the packet. */
+struct fragment_key {
+	struct address local;
+	struct address remote;
+	__be32 id;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct fragment_key);
+	__type(value, __u32);
+} fragments SEC(".maps");
 
 #define PARSED (-1)
 
@@ -239,6 +255,31 @@ static __always_inline void copy_tcp(struct packet *packet, const struct tcphdr 
 	packet->flow.local_port = tcp->dest;
 	packet->flow.remote_port = tcp->source;
 	packet->syn = tcp->syn && !tcp->ack;
+}
+
+static __always_inline void fragment_key_of(const struct packet *packet, struct fragment_key *key)
+{
+	key->local = packet->flow.local;
+	key->remote = packet->flow.remote;
+	key->id = packet->id;
+}
+
+/* Notes that the packet of a first fragment is for the client of `slot`. */
+static __always_inline void note_fragment(const struct packet *packet, __u32 slot)
+{
+	struct fragment_key key = {};
+
+	fragment_key_of(packet, &key);
+	bpf_map_update_elem(&fragments, &key, &slot, BPF_ANY);
+}
+
+/* The slot of the client that has the first fragment of a packet; NULL if it was not ours. */
+static __always_inline __u32 *fragment_owner(const struct packet *packet)
+{
+	struct fragment_key key = {};
+
+	fragment_key_of(packet, &key);
+	return bpf_map_lookup_elem(&fragments, &key);
 }
 
 /* A TCP segment. `packet` has the addresses; `offset` is that of the TCP header, of which a fragment may have the ports
@@ -369,6 +410,7 @@ static __always_inline int skip_extensions(frame_context *ctx, struct packet *pa
 		struct {
 			__u8 nexthdr, length;
 			__be16 offset;
+			__be32 id;
 		} header;
 
 		if (!is_extension(*protocol))
@@ -377,10 +419,11 @@ static __always_inline int skip_extensions(frame_context *ctx, struct packet *pa
 		if (load_bytes(ctx, *offset, &header, sizeof(header)))
 			return PASSED_TRUNCATED;
 		if (*protocol == IPPROTO_FRAGMENT) {
-			/* A fragment after the first has no ports. Without the first one the kernel does not complete the packet. */
-			if (header.offset & bpf_htons(IP6_OFFSET_MASK))
-				return PASSED_FRAGMENT;
-			packet->fragment |= !!(header.offset & bpf_htons(IP6_MORE_FRAGMENTS));
+			packet->id = header.id;
+			packet->later = header.offset & bpf_htons(IP6_OFFSET_MASK);
+			packet->fragment |= packet->later || header.offset & bpf_htons(IP6_MORE_FRAGMENTS);
+			if (packet->later)
+				return PARSED;
 			*offset += 8;
 		} else if (*protocol == IPPROTO_AH) {
 			*offset += (header.length + 2) * 4;
@@ -402,10 +445,9 @@ static __always_inline int ip_v4(frame_context *ctx, struct packet *packet, __u3
 
 	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return PASSED_TRUNCATED;
-	/* As in skip_extensions. */
-	if (ip.frag_off & bpf_htons(IP_OFFSET_MASK))
-		return PASSED_FRAGMENT;
 	packet->fragment = ip.frag_off & bpf_htons(IP_FRAGMENT_MASK);
+	packet->later = ip.frag_off & bpf_htons(IP_OFFSET_MASK);
+	packet->id = ip.id;
 	packet->unusual |= ip.ihl != 5 || !ip.ttl;
 	offset += ip.ihl * 4;
 	protocol = ip.protocol;
@@ -414,14 +456,14 @@ static __always_inline int ip_v4(frame_context *ctx, struct packet *packet, __u3
 	copy_v4(&packet->flow.local, ip.daddr);
 	copy_v4(&packet->flow.remote, ip.saddr);
 	/* The other headers are those of IPv6. */
-	if (protocol == IPPROTO_AH) {
+	if (protocol == IPPROTO_AH && !packet->later) {
 		reason = skip_extensions(ctx, packet, &protocol, &offset);
 		if (reason != PARSED)
 			return reason;
 	}
 	if (protocol != IPPROTO_TCP)
 		return packet->fragment ? PASSED_FRAGMENT : PASSED_NOT_TCP;
-	return tcp_segment(ctx, packet, offset);
+	return packet->later ? PARSED : tcp_segment(ctx, packet, offset);
 }
 
 static __always_inline int ip_v6(frame_context *ctx, struct packet *packet, __u32 offset)
@@ -440,7 +482,7 @@ static __always_inline int ip_v6(frame_context *ctx, struct packet *packet, __u3
 	copy_v6(&packet->flow.local, &ip.daddr);
 	copy_v6(&packet->flow.remote, &ip.saddr);
 	reason = skip_extensions(ctx, packet, &protocol, &offset);
-	if (reason != PARSED)
+	if (reason != PARSED || packet->later)
 		return reason;
 	if (protocol != IPPROTO_TCP)
 		return packet->fragment ? PASSED_FRAGMENT : PASSED_NOT_TCP;
@@ -454,8 +496,10 @@ static __always_inline bool is_vlan(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/* Fills `packet`, which the caller has zeroed, and returns PARSED, or returns why the frame is none of ours. */
-static __always_inline int parse(frame_context *ctx, struct packet *packet)
+/* Fills `packet`, which the caller has zeroed, and returns PARSED, or returns why the frame is none of ours. A function of its
+ * own: within a larger one, clang spills the pointer to the packet to a place of the stack that it uses again later, which the
+ * verifier takes for a leak unless the process has CAP_PERFMON. */
+static __noinline int parse(frame_context *ctx, struct packet *packet)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;

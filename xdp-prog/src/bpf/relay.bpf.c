@@ -16,6 +16,7 @@ SEC("tc")
 int xwarp_relay(struct __sk_buff *ctx)
 {
 	struct packet packet = {};
+	__u32 *slot;
 	int reason;
 
 	if (ctx->vlan_present)
@@ -23,12 +24,13 @@ int xwarp_relay(struct __sk_buff *ctx)
 	reason = parse(ctx, &packet);
 	if (reason != PARSED)
 		return dismiss(reason);
-	if (!receiver(&packet))
+	slot = packet.later ? fragment_owner(&packet) : receiver(&packet);
+	if (!slot)
 		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
 	if (!is_for_station(ctx))
 		return pass(PASSED_OTHER_STATION);
-	if (packet.fragment)
-		return drop(DROPPED_FRAGMENT);
+	if (packet.fragment && !packet.later)
+		note_fragment(&packet, *slot);
 	/* xwarp_uplink checks the source. */
 	return bpf_redirect(relay, 0);
 }

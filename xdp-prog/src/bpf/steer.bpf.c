@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 //
 // The steering program of a process that owns its interface. It redirects the frames of known TCP four-tuples, SYNs to
-// listening ports and ICMP errors that quote a known four-tuple to the AF_XDP socket of their receive queue, and
-// passes every other frame to the kernel. What is ours and cannot be redirected is dropped, because the kernel's TCP would reset
-// our connections: fragments, and frames on a queue without a socket; so are SYNs that no host can have sent. It does not modify
-// frames.
+// listening ports, the fragments of both, and ICMP errors that quote a known four-tuple to the AF_XDP socket of their receive queue,
+// and passes every other frame to the kernel. What is ours and cannot be redirected, on a queue without a socket, is dropped, because
+// the kernel's TCP would reset our connections; so are SYNs that no host can have sent. It does not modify frames.
 //
 // User space (`SteeringProgram` in lib.rs) fills the maps and owns them.
 
-#define PROGRAM_REASONS (REASONS + 4)
+#define PROGRAM_REASONS (REASONS + 5)
 #include "frame.h"
 
 /* What the program did with the other frames, after `enum reason`. */
@@ -16,6 +15,7 @@ enum steered {
 	STEERED_FLOW = REASONS,
 	STEERED_LISTENER,
 	STEERED_ICMP,
+	STEERED_FRAGMENT,
 	DROPPED_NO_SOCKET,
 };
 
@@ -72,19 +72,22 @@ int xwarp_steer(struct xdp_md *ctx)
 
 	if (reason != PARSED)
 		return dismiss(reason);
-	known = bpf_map_lookup_elem(&flows, &packet.flow);
+	if (packet.later && !fragment_owner(&packet))
+		return pass(PASSED_FRAGMENT);
+	known = packet.later || bpf_map_lookup_elem(&flows, &packet.flow);
 	if (!known && !((packet.syn || packet.fragment) &&
 			listening(&packet.flow.local, packet.flow.local_port)))
 		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
 	if (!is_for_station(ctx))
 		return pass(PASSED_OTHER_STATION);
-	/* The kernel would reassemble the segment, and reset a connection that it does not know. The peer retransmits, and its
-	 * path MTU discovery finds the size. */
-	if (packet.fragment)
-		return drop(DROPPED_FRAGMENT);
 	/* No connection is opened with such a peer. */
 	if (!known && is_martian(&packet.flow.remote))
 		return drop(DROPPED_MARTIAN);
+	if (packet.fragment) {
+		if (!packet.later)
+			note_fragment(&packet, 0);
+		return steer(ctx, STEERED_FRAGMENT);
+	}
 	return steer(ctx, !known ? STEERED_LISTENER : packet.quoted ? STEERED_ICMP : STEERED_FLOW);
 }
 

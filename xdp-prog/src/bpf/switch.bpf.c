@@ -60,18 +60,17 @@ int xwarp_uplink(struct xdp_md *ctx)
 
 	if (reason != PARSED)
 		return dismiss(reason);
-	slot = receiver(&packet);
+	slot = packet.later ? fragment_owner(&packet) : receiver(&packet);
 	if (!slot)
 		return pass(packet.quoted ? PASSED_ICMP : packet.fragment ? PASSED_FRAGMENT : PASSED_TCP);
 	if (!is_for_station(ctx))
 		return pass(PASSED_OTHER_STATION);
-	/* The kernel would reassemble the segment, and reset a connection that it does not know. */
-	if (packet.fragment)
-		return drop(DROPPED_FRAGMENT);
 	if (!packet.quoted && is_martian(&packet.flow.remote))
 		return drop(DROPPED_MARTIAN);
 	if (!is_allowed_peer(&packet.flow.remote))
 		return drop(DROPPED_PEER);
+	if (packet.fragment && !packet.later)
+		note_fragment(&packet, *slot);
 	return redirect(*slot, TO_CLIENT);
 }
 

@@ -38,9 +38,9 @@ fn served(name: &'static str, opens: bool, make: Make) -> Class {
     Class { name, make, fates }
 }
 
+/// Fragments of packets of which a first one has arrived.
 fn fragments(name: &'static str, make: Make) -> Class {
-    let ours = Dropped("dropped_fragment");
-    Class { name, make, fates: [ours, ours, Passed("passed_fragment")] }
+    Class { name, make, fates: [Served, Served, Passed("passed_fragment")] }
 }
 
 fn passed(name: &'static str, by: &'static str, make: Make) -> Class {
@@ -78,14 +78,24 @@ fn plain_classes() -> Vec<Class> {
             SocketAddr::V6(_) => frame(&[], &behind(from, to, &[fragment(0, true)])),
         }),
         fragments("a first fragment with the ports only", |from, to| match to {
-            SocketAddr::V4(_) => {
-                frame(&[], &with_fragment_field(tcp(from, to, ack)[..28].to_vec(), 0x2000))
-            }
+            SocketAddr::V4(_) => frame(&[], &with_fragment_field(tcp(from, to, ack)[..28].to_vec(), 0x2000)),
             SocketAddr::V6(_) => frame(&[], &behind(from, to, &[fragment(0, true)])[..56]),
         }),
-        passed("a later fragment", "passed_fragment", |from, to| match to {
+        fragments("a later fragment", |from, to| match to {
             SocketAddr::V4(_) => frame(&[], &with_fragment_field(tcp(from, to, ack), 0x0001)),
             SocketAddr::V6(_) => frame(&[], &behind(from, to, &[fragment(1, false)])),
+        }),
+        passed("a fragment that has overtaken the first one", "passed_fragment", |from, to| match to {
+            SocketAddr::V4(_) => {
+                let mut packet = with_fragment_field(tcp(from, to, ack), 0x0001);
+                packet[4] ^= 1;
+                frame(&[], &packet)
+            }
+            SocketAddr::V6(_) => {
+                let mut packet = behind(from, to, &[fragment(1, false)]);
+                packet[44] ^= 1;
+                frame(&[], &packet)
+            }
         }),
         passed("a cut header", "passed_truncated", |from, to| {
             let whole = frame(&[], &tcp(from, to, ack));

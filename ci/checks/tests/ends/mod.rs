@@ -10,8 +10,8 @@ use std::{
 
 use xwarp_checks::lab::{INTERFACE, Lab, Side};
 use xwarp_verbs::{
-    Access, AsyncEvent, CloseReason, CompletionQueue, Device, MemoryRegion, Payload, ProtectionDomain,
-    QpFault, QueuePair, QueuePairOptions, RecvRequest, WcStatus, WorkRequest,
+    Access, AsyncEvent, CloseReason, CompletionQueue, Device, DeviceOptions, MemoryRegion, Payload,
+    ProtectionDomain, QpFault, QueuePair, QueuePairOptions, RecvRequest, WcStatus, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions},
 };
 
@@ -19,15 +19,24 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 /// Time limit for the report of an interface's change. The end of an address is reported after some seconds, if it does not come
 /// back.
 const REPORTED: Duration = Duration::from_secs(20);
+/// Time for which an address may be missing.
+pub const ADDRESS_LIMIT: Duration = Duration::from_secs(3);
 
 /// One end of a connection; the fields are dropped in this order.
 pub struct End {
-    _connection: Connection,
+    connection: Connection,
     pub qp: QueuePair,
-    cq: CompletionQueue,
+    pub cq: CompletionQueue,
     pub inbox: MemoryRegion,
     _pd: ProtectionDomain,
     pub device: Device,
+}
+
+/// The device of a side, which waits shorter than usual for addresses that are missing.
+pub fn open() -> Device {
+    let mut options = DeviceOptions::default();
+    options.driver.address_limit = ADDRESS_LIMIT;
+    Device::open_with(INTERFACE, options).unwrap()
 }
 
 pub fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair, MemoryRegion) {
@@ -40,26 +49,47 @@ pub fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair, 
 }
 
 impl End {
-    fn accepted(address: SocketAddr, listening: &Sender<()>) -> Self {
-        let device = Device::open(INTERFACE).unwrap();
+    pub fn accepted(address: SocketAddr, listening: &Sender<()>) -> Self {
+        let device = open();
         let listener = device.listen(address, ListenOptions::default()).unwrap();
         listening.send(()).unwrap();
         let mut request = listener.accept(LIMIT).unwrap();
         let (pd, cq, qp, inbox) = parts(&device);
         let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
-        Self { _connection: connection, qp, cq, inbox, _pd: pd, device }
+        Self { connection, qp, cq, inbox, _pd: pd, device }
     }
 
-    fn connected(address: SocketAddr) -> Self {
-        let device = Device::open(INTERFACE).unwrap();
+    pub fn connected(address: SocketAddr) -> Self {
+        let device = open();
         let (pd, cq, qp, inbox) = parts(&device);
         let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap();
-        Self { _connection: connection, qp, cq, inbox, _pd: pd, device }
+        Self { connection, qp, cq, inbox, _pd: pd, device }
     }
 
     pub fn say(&self, text: &str) {
+        self.post(text);
+        self.sent();
+    }
+
+    pub fn post(&self, text: &str) {
         self.qp.post_send(&WorkRequest::send(2, Payload::Inline(text.as_bytes())).signaled()).unwrap();
+    }
+
+    pub fn sent(&self) {
         assert_eq!(self.cq.spin(LIMIT).unwrap().status, WcStatus::Success);
+    }
+
+    /// Posts the next receive.
+    pub fn receive(&self) {
+        self.qp.post_recv(&RecvRequest::new(1, &[self.inbox.sge(0, 64)])).unwrap();
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        self.device.counters().value(name).unwrap()
+    }
+
+    pub fn local(&self) -> SocketAddr {
+        self.connection.local_address().unwrap()
     }
 
     pub fn hear(&self) -> String {
@@ -93,7 +123,12 @@ impl End {
 }
 
 /// Connects a client in side A to a server in side B at `address`; each closure runs in its side's namespace.
-pub fn between(lab: &Lab, address: SocketAddr, client: impl FnOnce(End) + Send, server: impl FnOnce(End) + Send) {
+pub fn between(
+    lab: &Lab,
+    address: SocketAddr,
+    client: impl FnOnce(End) + Send,
+    server: impl FnOnce(End) + Send,
+) {
     let (ready, listening) = channel();
     thread::scope(|scope| {
         let server = lab.enter(scope, Side::B, move || server(End::accepted(address, &ready))).unwrap();

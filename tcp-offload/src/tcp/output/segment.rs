@@ -38,7 +38,12 @@ impl Connection {
             debug_assert_eq!(plan, self.new_plan(link));
             return plan;
         }
-        *self.plan.insert(self.new_plan(link))
+        let plan = self.new_plan(link);
+        // The straight path is only for connections with a plan.
+        if !self.held {
+            self.plan = Some(plan);
+        }
+        plan
     }
 
     #[inline(never)]

@@ -383,3 +383,55 @@ fn rfc8985_s7_2_a_round_trip_time_of_zero_does_not_arm_a_probe_for_now() {
     script.wait(ms(1));
     assert_eq!(script.conn.counters().tlp_probes, 1);
 }
+
+/// A host without a route to the peer sends nothing, not even a probe. What waited is sent at once when there is a route again.
+#[test]
+fn held_output_is_sent_at_once_when_there_is_a_route_again() {
+    for waited in [10, 500] {
+        let mut script = Script::established(TcpConfig::default(), bulk(3));
+        script.conn.hold_output();
+        assert!(script.run().is_empty());
+        assert!(script.wait(ms(waited)).is_empty());
+        assert!(script.conn.way_found(script.now), "after {waited} ms");
+        assert_eq!(script.run().first().map(offset), Some(0), "after {waited} ms");
+        script.ack(1000, &[]);
+        script.ack(3000, &[]);
+        assert_eq!(script.conn.info().chunks_retained, 0);
+        assert!(!script.conn.way_found(script.now), "nothing was delayed");
+    }
+}
+
+/// As kernel TCP: the time without a route counts like any other time without an answer.
+#[test]
+fn the_user_timeout_ends_a_connection_whose_output_is_held() {
+    let config = TcpConfig { user_timeout: ms(5_000), ..TcpConfig::default() };
+    let mut script = Script::established(config, bulk(1));
+    script.conn.hold_output();
+    script.run();
+    script.wait(ms(4_900));
+    assert_eq!(script.closed, None);
+    script.wait(ms(200));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}
+
+/// The host knows that the way is there again: the next retransmission need not wait for the time-out, which has grown.
+#[test]
+fn rfc6069_s4_1_a_returned_way_ends_the_back_off() {
+    let mut script = Script::established(without_sack(), bulk(1));
+    script.run();
+    assert!(!script.conn.way_found(script.now), "nothing was delayed");
+    assert_eq!(script.wait(ms(650)).len(), 2, "after 200 and 600 ms; the next one is due after 1400");
+    assert!(script.conn.way_found(script.now));
+    assert_eq!(script.run().iter().map(offset).collect::<Vec<_>>(), [0]);
+    assert_eq!(script.wait(ms(300)).len(), 1, "the next one after a time-out without back-off");
+}
+
+/// The same for a SYN.
+#[test]
+fn rfc6069_s4_1_a_returned_way_ends_the_back_off_of_a_syn() {
+    let mut script = Script::connecting(TcpConfig::default(), bulk(1));
+    assert_eq!(script.run().len(), 1);
+    assert_eq!(script.wait(ms(4_000)).len(), 2, "after 1 s and after 3 s");
+    assert!(script.conn.way_found(script.now));
+    assert_eq!(script.run().len(), 1);
+}

@@ -216,7 +216,7 @@ impl CmId {
             return Ok(());
         }
         let shared = self.home();
-        match shared.resolver().resolve(peer.ip(), source, Duration::ZERO) {
+        match shared.resolver().resolve(peer, source, Duration::ZERO) {
             Err(RouteError::TimedOut(_)) if !limit.is_zero() => {
                 self.resolve_later(peer, source, limit).map_err(|error| {
                     self.change(|entry| entry.state = CmState::Idle);
@@ -237,7 +237,7 @@ impl CmId {
             let end = shared.clock().now() + limit;
             let answer = loop {
                 let left = end.since(shared.clock().now());
-                let answer = shared.resolver().resolve(peer.ip(), source, left.min(RESOLVE_SLICE));
+                let answer = shared.resolver().resolve(peer, source, left.min(RESOLVE_SLICE));
                 if !matches!(answer, Err(RouteError::TimedOut(_)))
                     || left <= RESOLVE_SLICE
                     || shared.stopping()

@@ -161,11 +161,11 @@ impl State {
     }
 
     /// Asks the kernel for next hops that the engine wants to look up, a bounded number at a time.
-    fn look_up_next_hops(&mut self) {
+    fn look_up_next_hops(&mut self, now: Instant) {
         for _ in 0..MOST_LOOKUPS {
             let Some(lookup) = self.engine.next_lookup() else { return };
-            if let Some((address, mac)) = self.link.next_hop(&lookup.flow, lookup.unanswered) {
-                self.engine.next_hop_found(lookup.conn, address, mac);
+            if let Some(found) = self.link.next_hop(&lookup.flow, lookup.unanswered) {
+                self.engine.next_hop_found(now, lookup.conn, found);
             }
         }
     }
@@ -519,7 +519,7 @@ impl SharedEngine {
             while let Some(change) = state.link.change() {
                 self.interface_changed(state, now, change);
             }
-            state.look_up_next_hops();
+            state.look_up_next_hops(now);
             state.cm.end_rests(now, state.engine.stack());
         }
         while let Some(event) = state.engine.next_cm_event() {
@@ -547,13 +547,19 @@ impl SharedEngine {
             InterfaceChange::AddressRemoved(address) => {
                 state.engine.address_removed(now, &mut *state.link, address);
             }
-            InterfaceChange::AddressAdded(_) | InterfaceChange::Carrier { .. } => {}
-            InterfaceChange::Mtu(mtu) => state.engine.mtu_changed(now, mtu),
+            InterfaceChange::AddressAdded(_) | InterfaceChange::Carrier { up: false } => {}
+            InterfaceChange::Carrier { up: true } => state.engine.carrier_returned(now),
+            InterfaceChange::Mtu(mtu) => {
+                state.engine.mtu_changed(now, mtu);
+                // A route may have a smaller one.
+                state.engine.routes_changed();
+            }
             InterfaceChange::Mac(mac) => {
                 state.engine.source_mac_changed(mac);
                 state.cm.mac_changed();
             }
-            InterfaceChange::Neighbours(changed) => state.engine.neighbours_changed(&changed),
+            InterfaceChange::Neighbours(changed) => state.engine.neighbours_changed(now, &changed),
+            InterfaceChange::NeighbourLost(address) => state.engine.neighbour_lost(address),
             InterfaceChange::Routes => state.engine.routes_changed(),
             InterfaceChange::Removed { cause } => {
                 let _ = self.interface_gone.set(cause);
