@@ -217,7 +217,7 @@ pub enum Reason {
     NotServed,
     /// A limit of this user is reached.
     Limit,
-    /// This user sends requests too fast.
+    /// This user opens devices faster than former ones are removed: ask again in some milliseconds.
     Rate,
     /// The port is in use.
     PortInUse,

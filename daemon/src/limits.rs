@@ -64,9 +64,8 @@ impl Limits {
         if usage.slots >= devices.saturating_mul(WITH_REMOVED)
             || memory_bytes > most_bytes.saturating_sub(usage.slots_bytes)
         {
-            return refuse(
-                "too many devices of this user are still being removed: open one later".to_owned(),
-            );
+            let text = "too many devices of this user are still being removed: open one later".to_owned();
+            return Err(Refusal { reason: Reason::Rate, text });
         }
         Ok(())
     }
@@ -230,8 +229,8 @@ mod tests {
         assert_eq!(LIMITS.device(&usage(0, 0), u64::MAX).unwrap_err().reason, Reason::Limit);
         let removing = |slots, slots_bytes| Usage { slots, slots_bytes, ..Usage::default() };
         assert_eq!(LIMITS.device(&removing(3, 12288), 4096), Ok(()));
-        assert_eq!(LIMITS.device(&removing(4, 0), 1).unwrap_err().reason, Reason::Limit);
-        assert_eq!(LIMITS.device(&removing(3, 12288), 4097).unwrap_err().reason, Reason::Limit);
+        assert_eq!(LIMITS.device(&removing(4, 0), 1).unwrap_err().reason, Reason::Rate);
+        assert_eq!(LIMITS.device(&removing(3, 12288), 4097).unwrap_err().reason, Reason::Rate);
         assert_eq!(LIMITS.port(&Usage::default()), Ok(()));
         assert_eq!(LIMITS.port(&Usage { ports: 1, ..Usage::default() }).unwrap_err().reason, Reason::Limit);
     }

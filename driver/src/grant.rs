@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::xdp::SocketAddrXdpFlags;
@@ -96,6 +98,22 @@ impl fmt::Debug for Grant {
     }
 }
 
+/// How long a user waits who has opened and closed devices faster than the helper removes them, until it asks again.
+const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
+
+/// Opens a device; waits while former devices of this user are still being removed.
+fn open_in_time(helper: &Helper, request: &Request) -> Result<(Reply, Vec<OwnedFd>), CallError> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match helper.exchange(request.clone(), None) {
+            Err(CallError::Refused(refusal)) if refusal.reason == Reason::Rate && Instant::now() < end => {
+                thread::sleep(REMOVAL_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}
+
 impl Grant {
     /// Asks the helper for a device.
     pub(crate) fn open(name: &str, config: &DriverConfig) -> Result<(Self, Rings, Sizes), Unshared> {
@@ -109,7 +127,7 @@ impl Grant {
             Err(_) => Choice::Name(name.into()),
         };
         let request = Request::Open { interface, sizes: config.sizes() };
-        let (reply, descriptors) = helper.exchange(request, None).map_err(refused)?;
+        let (reply, descriptors) = open_in_time(&helper, &request).map_err(refused)?;
         let Reply::Opened(device) = reply else { return Err(refused(unexpected(&reply))) };
         let Ok([socket, events]) = <[OwnedFd; 2]>::try_from(descriptors) else {
             let source = io::Error::new(io::ErrorKind::InvalidData, "xwarpd passed no sockets");

@@ -265,7 +265,7 @@ impl Helper {
 
 /// Whether a refusal comes from a limit that the administrator has set.
 fn is_limit(reason: Reason) -> bool {
-    matches!(reason, Reason::Limit | Reason::Rate | Reason::Permission | Reason::PortsExhausted)
+    matches!(reason, Reason::Limit | Reason::Permission | Reason::PortsExhausted)
 }
 
 /// The helper's refusal of the whole connection.
