@@ -114,7 +114,7 @@ fn recording(
 
 impl Device {
     /// Opens the interface with this name or IP address with AF_XDP, with default options: through the helper `xwarpd` if it answers and shares this
-    /// interface, else the interface itself, which needs privileges. [`InterfaceAttributes::shared`] has the choice.
+    /// interface, else the interface itself, which needs privileges. [`InterfaceAttributes::shared`](crate::interface::InterfaceAttributes::shared) has the choice.
     #[cfg(feature = "af-xdp")]
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_with(name, DeviceOptions::default())

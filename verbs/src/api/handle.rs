@@ -54,12 +54,12 @@ pub struct DeviceAttributes {
 
 /// An RNIC: a network interface with one or more engines. Clones are handles to the same device.
 ///
-/// A device with several engines ([`DeviceOptions::engines`]) is used like one with a single engine: regions, completion queues and
+/// A device with several engines ([`DeviceOptions::engines`](super::DeviceOptions::engines)) is used like one with a single engine: regions, completion queues and
 /// shared receive queues serve queue pairs of all engines, and a listener accepts in all of them. A connection lives in the engine
 /// of the queue on which it began, and an idle queue pair moves to the engine of its connection.
 ///
 /// Every object that was created from a device keeps it open. When the last object and the last handle are dropped, the
-/// device closes its connections in order (see [`DeviceOptions::linger`]) and releases the interface.
+/// device closes its connections in order (see [`DeviceOptions::linger`](super::DeviceOptions::linger)) and releases the interface.
 #[derive(Clone)]
 pub struct Device(Arc<DeviceInner>);
 
@@ -349,7 +349,7 @@ impl Device {
         }
     }
 
-    /// See [`CompletionQueue::sleep`]; the queue is that of the engine `only`.
+    /// See [`CompletionQueue::sleep`](super::CompletionQueue::sleep); the queue is that of the engine `only`.
     pub(super) fn sleep(
         &self,
         only: Option<u16>,
@@ -363,7 +363,7 @@ impl Device {
         }
     }
 
-    /// Ends the present [`sleep`](CompletionQueue::sleep) on a queue of the device, or else the next one. Takes no lock.
+    /// Ends the present [`sleep`](super::CompletionQueue::sleep) on a queue of the device, or else the next one. Takes no lock.
     pub fn end_sleep(&self) {
         self.0.seats.iter().for_each(|seat| seat.waits.end_sleep());
     }

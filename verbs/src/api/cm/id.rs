@@ -194,8 +194,8 @@ impl CmId {
         )
     }
 
-    /// Resolves the path to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
-    /// [`EventKind::AddressError`] at the latest after `limit`.
+    /// Resolves the path to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`](super::EventKind::AddressResolved), or
+    /// [`EventKind::AddressError`](super::EventKind::AddressError) at the latest after `limit`.
     ///
     /// A loopback address (`localhost`) stands for the bound or the first address of the interface, because no loopback address is
     /// on it; [`peer_address`](Self::peer_address) is that address then.
@@ -249,7 +249,7 @@ impl CmId {
         })
     }
 
-    /// A step without work: with iWARP the route is known with the address. [`EventKind::RouteResolved`] follows.
+    /// A step without work: with iWARP the route is known with the address. [`EventKind::RouteResolved`](super::EventKind::RouteResolved) follows.
     pub fn resolve_route(&self) -> Result<(), CmError> {
         self.step(
             "resolve_route",
@@ -265,7 +265,7 @@ impl CmId {
         )
     }
 
-    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or an event with the reason of the failure. When
+    /// Connects `qp` to the resolved peer: [`EventKind::Established`](super::EventKind::Established), or an event with the reason of the failure. When
     /// the peer refuses markers or revision 2 of MPA, up to two further attempts follow: from other ports if the
     /// identifier was not bound, else from the same port.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
@@ -341,7 +341,7 @@ impl CmId {
         }
     }
 
-    /// Listens at the bound address, in all engines of the device: each request is an [`EventKind::ConnectRequest`].
+    /// Listens at the bound address, in all engines of the device: each request is an [`EventKind::ConnectRequest`](super::EventKind::ConnectRequest).
     pub fn listen(&self, options: ListenOptions) -> Result<(), CmError> {
         let idle = |p: &CmState| matches!(p, CmState::Idle);
         self.step("listen", idle, |state, _| state.listen(self.key, &options))?;
@@ -359,7 +359,7 @@ impl CmId {
         Ok(())
     }
 
-    /// Accepts a request for `qp`: [`EventKind::Established`], or [`EventKind::ConnectError`].
+    /// Accepts a request for `qp`: [`EventKind::Established`](super::EventKind::Established), or [`EventKind::ConnectError`](super::EventKind::ConnectError).
     pub fn accept(&self, qp: &QueuePair, options: AcceptOptions) -> Result<(), CmError> {
         let _here = self.bring(qp)?;
         let qp = qp.id();
@@ -403,13 +403,13 @@ impl CmId {
     }
 
     /// Queues streaming bytes before MPA; returns the number of bytes taken, which is less than all when 64 KiB wait to
-    /// be sent. Possible from [`EventKind::Streaming`] or [`EventKind::StreamRequest`] on.
+    /// be sent. Possible from [`EventKind::Streaming`](super::EventKind::Streaming) or [`EventKind::StreamRequest`](super::EventKind::StreamRequest) on.
     pub fn stream_send(&self, bytes: &[u8]) -> Result<usize, CmError> {
         self.stream("stream_send", |state, _, stream| Ok(state.engine.stream_send(stream, bytes)?))
     }
 
     /// Takes streaming bytes of the peer into `out`, without blocking; returns their number.
-    /// [`EventKind::StreamReadable`] reports more bytes, after all were taken. An initiator or responder
+    /// [`EventKind::StreamReadable`](super::EventKind::StreamReadable) reports more bytes, after all were taken. An initiator or responder
     /// should look for bytes when the connection is reported, too.
     pub fn stream_recv(&self, out: &mut [u8]) -> Result<usize, CmError> {
         self.stream("stream_recv", |State { engine, link, .. }, _, stream| {
@@ -420,7 +420,7 @@ impl CmId {
     /// Begins MPA on a connection with streaming data (RFC 5044 section 7.1.3): behind all bytes that
     /// [`stream_send`](Self::stream_send) took, then `last`, in our direction, and behind all bytes that
     /// [`stream_recv`](Self::stream_recv) returned in the peer's. The responder calls this with its last streaming bytes,
-    /// and the initiator when it has received them. [`EventKind::MpaRequest`] or [`EventKind::Established`] follows.
+    /// and the initiator when it has received them. [`EventKind::MpaRequest`](super::EventKind::MpaRequest) or [`EventKind::Established`](super::EventKind::Established) follows.
     pub fn begin_mpa(&self, last: &[u8]) -> Result<(), CmError> {
         self.stream("begin_mpa", |State { engine, link, .. }, now, stream| {
             Ok(engine.begin_mpa(now, &mut **link, stream, last)?)
@@ -487,7 +487,7 @@ impl CmId {
     }
 
     /// Closes the connection in order: posted work is sent first, then our direction is closed.
-    /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error if it is closed already.
+    /// [`EventKind::Disconnected`](super::EventKind::Disconnected) and [`EventKind::Closed`](super::EventKind::Closed) follow. Not an error if it is closed already.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let connected = |p: &CmState| {
             matches!(p, CmState::Connecting(_) | CmState::Connected(_) | CmState::Disconnected(_))
