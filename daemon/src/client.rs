@@ -17,7 +17,7 @@ use xwarp_driver::helper::send_message;
 use xwarp_driver::shared::memory_bytes;
 
 use crate::identity;
-use crate::pairs::Pair;
+use crate::pair::Pair;
 use crate::pending::Pending;
 use crate::ports::{Owner, Rights};
 

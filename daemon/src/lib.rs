@@ -22,6 +22,7 @@
 //! | `limits` | the resource limits of one user |
 //! | `slots` | the numbers of devices, until they are removed |
 //! | `ports` | reservations and their quarantine |
+//! | `pair` | the pair of a client, and reports about pairs |
 //! | `pairs` | the thread that creates pairs |
 //! | `removals` | the thread that removes them |
 //! | `turns` | the queues of these threads |
@@ -49,6 +50,7 @@ mod memory;
 mod metrics;
 mod notify;
 mod options;
+mod pair;
 mod pairs;
 mod pending;
 mod ports;

@@ -2,10 +2,9 @@
 //! [removes](crate::removals) them.
 //!
 //! Both run in an unnamed network namespace of their own. The near ends of all pairs are in this namespace, invisible to
-//! other programs, and end with it. Each far end is in a namespace of its own: see [`PrivateNamespace`].
+//! other programs, and end with it. Each far end is in a namespace of its own: see [`private`](crate::private).
 
 use std::fs;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,45 +19,13 @@ use xwarp_control::Sizes;
 use xwarp_driver::netlink::Netlink;
 use xwarp_driver::netlink::veth::VethEnd;
 use xwarp_driver::shared;
-use xwarp_prog::{AttachMode, PairLinks, Switch};
+use xwarp_prog::{AttachMode, Switch};
 
-use crate::private::{FarEnd, PrivateNamespace, make_far_end, set_up};
+use crate::pair::{Done, Pair, Results};
+use crate::private::{FarEnd, Order, make_far_end, set_up};
 use crate::privileges;
 use crate::removals::{Removal, remove_all};
 use crate::turns::Turns;
-
-/// The pair of one client.
-#[derive(Debug)]
-pub(crate) struct Pair {
-    pub slot: u32,
-    pub(crate) ends: [u32; 2],
-    pub(crate) namespace: PrivateNamespace,
-    switch: Arc<Switch>,
-    pub(crate) links: PairLinks,
-}
-
-impl Pair {
-    /// The switch that the pair is connected to.
-    pub(crate) fn switch(&self) -> &Switch {
-        &self.switch
-    }
-
-    /// Index of the far end, to which the client binds its socket.
-    pub(crate) fn far(&self) -> u32 {
-        self.ends[1]
-    }
-}
-
-/// A request for a pair, with a socket in the namespace of its far end.
-pub(crate) struct Order {
-    pub client: u64,
-    pub uid: u32,
-    pub slot: u32,
-    pub switch: Arc<Switch>,
-    pub multi_buffer: bool,
-    pub mtu: u32,
-    pub generic: bool,
-}
 
 /// A request to register the memory of a client.
 pub(crate) struct Registration {
@@ -87,28 +54,6 @@ struct RelayOrder {
     made: Sender<Result<()>>,
 }
 
-/// A completed request of the thread.
-pub(crate) enum Done {
-    Made { client: u64, uid: u32, slot: u32, result: Result<(Pair, OwnedFd)> },
-    Registered { client: u64, request: u32, result: io::Result<()> },
-    Removed { slot: u32 },
-}
-
-/// A sender of completed requests, which rings the server loop's bell.
-pub(crate) struct Results {
-    done: Sender<Done>,
-    bell: Arc<OwnedFd>,
-}
-
-impl Results {
-    /// Whether the server loop still exists.
-    pub(crate) fn report(&self, done: Done) -> bool {
-        let sent = self.done.send(done).is_ok();
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-        sent
-    }
-}
-
 /// The handle to the threads.
 pub(crate) struct Pairs {
     jobs: Arc<Turns<Job>>,
@@ -124,7 +69,7 @@ impl Pairs {
         let (jobs, removals) = (Arc::new(Turns::default()), Arc::new(Turns::default()));
         let (sender, done) = channel();
         let (ready, is_ready) = channel();
-        let results = || Results { done: sender.clone(), bell: Arc::clone(&bell) };
+        let results = || Results::new(sender.clone(), Arc::clone(&bell));
         let (made, removed) = (results(), results());
         let (orders, removes) = (Arc::clone(&jobs), Arc::clone(&removals));
         thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || {
@@ -174,7 +119,7 @@ impl Pairs {
     }
 
     pub(crate) fn set_mtu(&self, uid: u32, pair: &Pair, mtu: u32) {
-        self.send(Some(uid), Job::SetMtu { near: pair.ends[0], mtu });
+        self.send(Some(uid), Job::SetMtu { near: pair.near(), mtu });
     }
 
     /// Jobs that wait.
@@ -295,7 +240,7 @@ impl Namespace {
             Ok(links) => {
                 self.move_to_kernel_thread(&name);
                 let switch = Arc::clone(&order.switch);
-                Ok((Pair { slot: order.slot, ends, namespace, switch, links }, socket))
+                Ok((Pair::new(order.slot, ends, namespace, switch, links), socket))
             }
             Err(error) => {
                 order.switch.disconnect_client(order.slot, ends);

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -15,8 +16,6 @@ use xwarp_driver::netlink::Netlink;
 use xwarp_driver::netlink::veth::VethEnd;
 use xwarp_driver::{DriverConfig, SINGLE_CHUNK_MTU, shared};
 use xwarp_prog::Switch;
-
-use crate::pairs::Order;
 
 /// Name of each far end.
 const FAR: &str = "far";
@@ -28,6 +27,17 @@ const FAR_INDEX: u32 = 1 << 30;
 /// MTU of far ends whose programs take chains of chunks, in bytes. The near end of a pair drops what its interface cannot send,
 /// so the MTU of the far end is the largest possible one and never changes.
 const CHAINS_MTU: u32 = 65535;
+
+/// A request for a pair, with a socket in the namespace of its far end.
+pub(crate) struct Order {
+    pub client: u64,
+    pub uid: u32,
+    pub slot: u32,
+    pub switch: Arc<Switch>,
+    pub multi_buffer: bool,
+    pub mtu: u32,
+    pub generic: bool,
+}
 
 /// The namespace of one client's socket.
 #[derive(Debug)]

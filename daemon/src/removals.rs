@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use xwarp_driver::netlink::Netlink;
 
-use crate::pairs::{Done, Pair, Results};
+use crate::pair::{Done, Pair, Results};
 use crate::private::PrivateNamespace;
 use crate::privileges;
 use crate::turns::{Next, Turns};
@@ -40,8 +40,9 @@ pub(crate) fn remove_all(removals: Arc<Turns<Removal>>, results: Results) -> Res
         let mut pause = FIRST_LOOK;
         loop {
             match removals.wait((!held.is_empty()).then_some(pause)) {
-                Next::Job(removal) => {
-                    held.push(remove(&mut netlink, removal));
+                Next::Job(Removal { pair, socket }) => {
+                    held.push(pair.remove(&mut netlink));
+                    drop(socket);
                     pause = FIRST_LOOK;
                 }
                 Next::Nothing => pause = LAST_LOOK.min(2 * pause),
@@ -54,16 +55,4 @@ pub(crate) fn remove_all(removals: Arc<Turns<Removal>>, results: Results) -> Res
         }
     })?;
     Ok(())
-}
-
-/// Removes a pair. Returns its slot, and the namespace in which the client's socket may still be.
-fn remove(netlink: &mut Netlink, removal: Removal) -> (u32, PrivateNamespace) {
-    let Removal { pair, socket } = removal;
-    pair.switch().disconnect_client(pair.slot, pair.ends);
-    let Pair { slot, ends, namespace, links, .. } = pair;
-    if let Err(error) = netlink.delete_link(ends[0]) {
-        tracing::error!(slot, %error, "a pair could not be removed");
-    }
-    drop((links, socket));
-    (slot, namespace)
 }

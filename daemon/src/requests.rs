@@ -12,8 +12,10 @@ use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Reque
 use xwarp_driver::shared::memory_bytes;
 
 use crate::client::Device;
-use crate::pairs::{Done, Order, Pair, Registration};
+use crate::pair::{Done, Pair};
+use crate::pairs::Registration;
 use crate::pending::Pending;
+use crate::private::Order;
 use crate::server::Server;
 use crate::slots::MAX_SLOTS;
 use crate::uplink::refusal;
@@ -269,7 +271,7 @@ impl Server {
         tracing::info!(
             uid = client.uid,
             pid = client.pid,
-            slot = pair.slot,
+            slot = pair.slot(),
             interface = there.shared.attributes().name,
             "opened a device"
         );
@@ -304,7 +306,7 @@ impl Server {
         uplink
             .shared
             .switch()
-            .add_owner(address, port, pair.slot)
+            .add_owner(address, port, pair.slot())
             .map_err(|error| refusal(Reason::System, error.to_string()))?;
         if let Some(client) = self.clients.get_mut(&id) {
             client.ports.insert((address, port), held);
