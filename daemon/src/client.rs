@@ -61,6 +61,8 @@ pub(crate) enum Device {
         waits: bool,
         /// The granted AF_XDP socket, for its statistics.
         socket: OwnedFd,
+        /// Memory of it is being registered.
+        registers: bool,
     },
 }
 

@@ -203,16 +203,26 @@ impl Server {
 
     /// Lets the thread of the pairs register the memory of a client whose limit on locked memory is too low.
     fn register(&mut self, id: u64, request: u32, memory: OwnedFd) -> Result<(), Refusal> {
-        let Some(client) = self.clients.get(&id) else { return Ok(()) };
-        let Device::Open { sizes, socket, .. } = &client.device else {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let Device::Open { sizes, socket, registers, .. } = &mut client.device else {
             return Err(refusal(Reason::State, "no device is open"));
         };
+        // Each request that waits holds two descriptors of ours.
+        if *registers {
+            return Err(refusal(Reason::State, "memory of this device is being registered"));
+        }
         let socket = socket.try_clone().map_err(|_| refusal(Reason::Limit, FEW_DESCRIPTORS))?;
+        *registers = true;
         self.pairs.register(client.uid, Registration { client: id, request, socket, memory, sizes: *sizes });
         Ok(())
     }
 
     fn registered(&mut self, id: u64, request: u32, result: io::Result<()>) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && let Device::Open { registers, .. } = &mut client.device
+        {
+            *registers = false;
+        }
         let reply = result.map_or_else(
             |error| Reply::Refused(refusal(Reason::Memory, format!("registering the frame memory: {error}"))),
             |()| Reply::Registered,
@@ -280,8 +290,16 @@ impl Server {
         for address in there.shared.addresses().iter().skip(MOST_ADDRESSES) {
             pending.add(&Event::AddressAdded(*address));
         }
-        client.device =
-            Device::Open { uplink, sizes, pair, events: ours, pending, waits: false, socket: same };
+        client.device = Device::Open {
+            uplink,
+            sizes,
+            pair,
+            events: ours,
+            pending,
+            waits: false,
+            socket: same,
+            registers: false,
+        };
         self.reply(id, request, Reply::Opened(granted), &[socket, theirs]);
         self.send_events(id);
     }

@@ -27,6 +27,9 @@ use crate::{
     raw::Raw,
 };
 
+/// Registrations of memory that a client requests at once.
+const MANY_REGISTRATIONS: usize = 50;
+
 /// Runs the program that `arguments` name.
 pub fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -91,6 +94,19 @@ fn wrong_messages() -> Result<()> {
     for wrong in [&short, &absent, &unsealed, &pipe, &file, raw.socket()] {
         raw.refused(Request::Register, Some(wrong.as_fd()), Reason::Memory)?;
     }
+    // Of many at once, one waits: each holds descriptors of the helper.
+    for _ in 0..MANY_REGISTRATIONS {
+        raw.send(Request::Register, Some(absent.as_fd()))?;
+    }
+    let mut refused = 0;
+    for _ in 0..MANY_REGISTRATIONS {
+        match Tagged::<Reply>::decode(&raw.receive()?.0)?.body {
+            Reply::Refused(refusal) if refusal.reason == Reason::State => refused += 1,
+            Reply::Refused(refusal) if refusal.reason == Reason::Memory => {}
+            other => bail!("{other:?}"),
+        }
+    }
+    ensure!(refused > 0, "{MANY_REGISTRATIONS} registrations waited at once");
     let right = sealed(bytes_of(SMALL), true)?;
     ensure!(matches!(raw.ask(Request::Register, Some(right.as_fd()))?.0, Reply::Registered));
     raw.refused(Request::Register, Some(right.as_fd()), Reason::Memory)?;
