@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::xdp::SocketAddrXdpFlags;
@@ -19,6 +19,7 @@ use xwarp_control::{
 };
 
 use crate::config::{Attributes, DriverConfig, ModePreference, Origin};
+use crate::deadline::Deadline;
 use crate::error::OpenError;
 use crate::helper::{CallError, Helper, PATIENCE, receive_message, unexpected};
 use crate::netlink::monitor::Event;
@@ -103,10 +104,10 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// Opens a device; waits while former devices of this user are still being removed.
 fn open_in_time(helper: &Helper, request: &Request) -> Result<(Reply, Vec<OwnedFd>), CallError> {
-    let end = Instant::now() + PATIENCE;
+    let deadline = Deadline::after(PATIENCE);
     loop {
         match helper.exchange(request.clone(), None) {
-            Err(CallError::Refused(refusal)) if refusal.reason == Reason::Rate && Instant::now() < end => {
+            Err(CallError::Refused(refusal)) if refusal.reason == Reason::Rate && !deadline.passed() => {
                 thread::sleep(REMOVAL_PAUSE);
             }
             answer => return answer,

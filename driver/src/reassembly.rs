@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use xwarp_tcp::wire::Sum;
+
 /// Largest number of packets whose fragments are held.
 const MAX_PACKETS: usize = 16;
 /// Largest number of them from one source.
@@ -153,18 +155,11 @@ impl Packet {
             put(6, 0)?;
             put(10, 0)?;
             *packet.get_mut(1)? |= if self.marked { 3 } else { 0 };
-            let sum = checksum(packet.get(..headers)?);
+            let sum = !Sum::of(packet.get(..headers)?).fold();
             packet.get_mut(10..12)?.copy_from_slice(&sum.to_be_bytes());
         }
         Some(frame)
     }
-}
-
-fn checksum(header: &[u8]) -> u16 {
-    let words = header.chunks_exact(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
-    let sum = words.sum::<u32>();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    !(((sum & 0xffff) + (sum >> 16)) as u16)
 }
 
 /// The fragment in a frame, if there is one.
@@ -194,7 +189,7 @@ fn parse_v4(frame: &[u8], ip: usize) -> Option<Fragment<'_>> {
     if packet.first()? >> 4 != 4 || headers < 20 || !is_fragment || *packet.get(9)? != TCP {
         return None;
     }
-    if checksum(packet.get(..headers)?) != 0 {
+    if Sum::of(packet.get(..headers)?).fold() != u16::MAX {
         return None;
     }
     let address = |at: usize| {

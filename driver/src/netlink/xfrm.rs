@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer};
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 
@@ -123,20 +124,16 @@ impl<'a> Policy<'a> {
             |at: usize| self.selector.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default();
         let byte = |at: usize| self.selector.get(at).copied().unwrap_or_default();
         let family = u16::from_ne_bytes(word(40));
-        let covers = |at: usize, prefix: u8, address: IpAddr| {
+        let covers = |at: usize, bits: u8, address: IpAddr| {
             let octets: [u8; 16] =
                 self.selector.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default();
             let [a, b, c, d, ..] = octets;
-            match address {
-                IpAddr::V4(v4) => {
-                    let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
-                    family == INET && (u32::from(v4) ^ u32::from(Ipv4Addr::new(a, b, c, d))) & mask == 0
-                }
-                IpAddr::V6(v6) => {
-                    let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
-                    family == INET6 && (u128::from(v6) ^ u128::from(Ipv6Addr::from(octets))) & mask == 0
-                }
-            }
+            let prefix = match family {
+                INET => IpNet::new(Ipv4Addr::new(a, b, c, d).into(), bits.min(32)),
+                INET6 => IpNet::new(Ipv6Addr::from(octets).into(), bits.min(128)),
+                _ => return false,
+            };
+            prefix.is_ok_and(|prefix| prefix.contains(&address))
         };
         // A port that is not known yet may be one of those.
         let has_port = |at: usize, port: u16| {

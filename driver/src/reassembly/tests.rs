@@ -85,7 +85,7 @@ fn rfc3168_s5_3_a_mark_of_a_fragment_marks_the_packet() {
         if !v6 {
             for part in &mut parts {
                 part[24..26].fill(0);
-                let sum = checksum(&part[14..34]);
+                let sum = !Sum::of(&part[14..34]).fold();
                 part[24..26].copy_from_slice(&sum.to_be_bytes());
             }
         }
