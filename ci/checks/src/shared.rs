@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use crate::{
     lab::{INTERFACE, Lab, Side},
     process::Running,
+    vm::built,
 };
 
 /// The user and group of programs without privileges.
@@ -103,9 +104,21 @@ impl SharedInterface {
 
     /// The same with a choice of supplementary groups, an option of setpriv.
     pub fn unprivileged_in(&self, groups: &str, uid: u32, program: &str) -> Command {
+        self.without_rights(self.inside(), groups, uid, program)
+    }
+
+    /// A command that enters the network namespace of unprivileged programs.
+    fn inside(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.container.id()));
-        self.without_rights(command, groups, uid, program)
+        command
+    }
+
+    /// Runs `xwarp` as user nobody; returns its JSON and whether it succeeded.
+    pub fn xwarp(&self, args: &[&str]) -> Result<(serde_json::Value, bool)> {
+        let output = self.unprivileged(&built("xwarp")?.to_string_lossy()).args(args).output()?;
+        let json = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+        Ok((json, output.status.success()))
     }
 
     /// The same in another container of the user.
@@ -117,8 +130,7 @@ impl SharedInterface {
 
     /// A command that runs `program` as a user without privileges that may lock the memory of a small device.
     pub fn locking_as(&self, uid: u32, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/proc/{}/ns/net", self.container.id()));
+        let mut command = self.inside();
         command.args(["prlimit", "--memlock=4194304"]);
         self.dropping_rights(command, "--clear-groups", uid, program)
     }

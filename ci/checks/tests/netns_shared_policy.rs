@@ -3,11 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     shared::SharedInterface,
-    vm::built,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -17,11 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// How many frames the switch counted by an outcome.
 fn frames(shared: &SharedInterface, outcome: &str) -> u64 {
-    let output =
-        shared.unprivileged(built("xwarp").unwrap().to_str().unwrap()).args(["stat", "--json"]).output();
-    let output = output.unwrap();
-    let report: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let (report, _) = shared.xwarp(&["stat", "--json"]).unwrap();
     report["shared"][0]["frames"][outcome].as_u64().unwrap()
 }
 

@@ -13,7 +13,6 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
     shared::SharedInterface,
-    vm::built,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -21,14 +20,6 @@ const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
 const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const LIMIT: Duration = Duration::from_secs(60);
 const MONITORS: &str = "127.0.0.1:9815";
-
-/// Runs `xwarp` as a user without privileges; returns its JSON and whether it succeeded.
-fn xwarp(shared: &SharedInterface, args: &[&str]) -> (Value, bool) {
-    let output = shared.unprivileged(built("xwarp").unwrap().to_str().unwrap()).args(args).output().unwrap();
-    let json = serde_json::from_slice(&output.stdout);
-    let json = json.unwrap_or_else(|error| panic!("{error}: {output:?}"));
-    (json, output.status.success())
-}
 
 /// Sends a request to the endpoint for monitors, and returns the answer.
 fn asked(lab: &Lab, request: &str) -> String {
@@ -99,7 +90,7 @@ fn netns_shared_the_helper_counts_frames_and_devices_for_users_and_monitors() {
     assert_eq!((after["xwarpd_connections"], after["xwarpd_reserved_ports"]), (1, 1));
     assert!(after["xwarpd_quarantined_ports"] > 0);
 
-    let (report, _) = xwarp(&shared, &["stat", "--json"]);
+    let (report, _) = shared.xwarp(&["stat", "--json"]).unwrap();
     let seen = &report["shared"][0];
     assert_eq!((&seen["interface"], &seen["devices"]), (&INTERFACE.into(), &1.into()), "{report}");
     assert_eq!(seen["own_devices"]["used"], 1);
@@ -146,7 +137,7 @@ fn netns_shared_the_doctor_asks_the_helper() {
         let found = found.unwrap_or_else(|| panic!("nothing about {check}: {report}"));
         (found["status"].as_str().unwrap().to_owned(), found["found"].as_str().unwrap().to_owned())
     };
-    let (report, good) = xwarp(&shared, &["doctor", INTERFACE, "--open", "--json"]);
+    let (report, good) = shared.xwarp(&["doctor", INTERFACE, "--open", "--json"]).unwrap();
     assert!(good, "{report}");
     assert_eq!(finding(&report, "helper"), ("ok".to_owned(), format!("xwarpd shares {INTERFACE}")));
     assert_eq!(finding(&report, "open").0, "ok");
@@ -156,7 +147,7 @@ fn netns_shared_the_doctor_asks_the_helper() {
     // The only device of this user is taken.
     let address = format!("{}:7000", lab.address(Side::A, Family::V4));
     let _server: Running = shared.serve(NOBODYS, &address, "1").unwrap();
-    let (report, good) = xwarp(&shared, &["doctor", INTERFACE, "--json"]);
+    let (report, good) = shared.xwarp(&["doctor", INTERFACE, "--json"]).unwrap();
     assert!(!good);
     assert_eq!(finding(&report, "limits").0, "problem");
 }

@@ -6,9 +6,9 @@
 //   xwarp_uplink  on the interface, or behind it (relay.bpf.c): frames to a port that a client owns go into the client's pair, others to the kernel
 //   xwarp_port    on the near end: frames that a client sent, from an address and a port that it owns, go into the pair
 //                 of the client that owns the destination, or out of the interface; all others are dropped, and those with IP
-//                 options or extension headers, without TTL, to no single host or with other tags than the interface's; and those that the
-//                 administrator does not allow (policy.h). A port of the
-//                 interface's own addresses that no client owns is answered by a reset, as the kernel does
+//                 options or extension headers, without TTL, to no single host or with other tags than the interface's, and
+//                 those that the administrator does not allow (policy.h). A port of the interface's own addresses that no
+//                 client owns is answered by a reset, as the kernel does
 //   xwarp_to_xsk  on the far end: every frame goes to the client's socket
 //
 // A port that a client has reserved belongs to this client alone, with all connections and strays. The kernel socket
