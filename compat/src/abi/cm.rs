@@ -26,7 +26,10 @@ pub mod event {
     pub const ADDR_CHANGE: c_int = 14;
 }
 
+pub const PS_IPOIB: c_int = 0x0002;
 pub const PS_TCP: c_int = 0x0106;
+pub const PS_UDP: c_int = 0x0111;
+pub const PS_IB: c_int = 0x013f;
 /// "As many as possible", of `responder_resources` and `initiator_depth`.
 pub const MAX_DEPTH: u8 = 0xff;
 

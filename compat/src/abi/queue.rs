@@ -177,6 +177,8 @@ pub const SRQ_MAX_WR: c_int = 1;
 pub const SRQ_LIMIT: c_int = 1 << 1;
 
 pub const QPT_RC: c_int = 2;
+/// The other types that the kernel knows: UC, UD, raw packets, both ends of XRC, and those of drivers.
+pub const QPT_OTHERS: [c_int; 6] = [3, 4, 8, 9, 10, 0xff];
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -241,11 +243,24 @@ pub mod qp_mask {
     use std::ffi::c_int;
 
     pub const STATE: c_int = 1;
+    pub const CUR_STATE: c_int = 1 << 1;
+    pub const EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
     pub const ACCESS_FLAGS: c_int = 1 << 3;
+    pub const PKEY_INDEX: c_int = 1 << 4;
     pub const PORT: c_int = 1 << 5;
+    pub const QKEY: c_int = 1 << 6;
     pub const AV: c_int = 1 << 7;
+    pub const PATH_MTU: c_int = 1 << 8;
+    pub const TIMEOUT: c_int = 1 << 9;
+    pub const RETRY_CNT: c_int = 1 << 10;
+    pub const RNR_RETRY: c_int = 1 << 11;
+    pub const RQ_PSN: c_int = 1 << 12;
     pub const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+    pub const ALT_PATH: c_int = 1 << 14;
+    pub const MIN_RNR_TIMER: c_int = 1 << 15;
+    pub const SQ_PSN: c_int = 1 << 16;
     pub const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+    pub const PATH_MIG_STATE: c_int = 1 << 18;
     pub const DEST_QPN: c_int = 1 << 20;
     pub const RATE_LIMIT: c_int = 1 << 25;
 }
@@ -329,6 +344,10 @@ pub mod wr {
     pub const LOCAL_INV: c_int = 7;
     pub const BIND_MW: c_int = 8;
     pub const SEND_WITH_INV: c_int = 9;
+    pub const TSO: c_int = 10;
+    pub const DRIVER1: c_int = 11;
+    pub const FLUSH: c_int = 14;
+    pub const ATOMIC_WRITE: c_int = 15;
 }
 
 /// Flags of work requests.

@@ -181,6 +181,9 @@ pub extern "C" fn rdma_init_qp_attr(id: Handle<Id>, attributes: Out<ibv_qp_attr>
     let init = || {
         id.object()?;
         let mut given = attributes.read().ok_or(Errno::EINVAL)?;
+        if !(qp_state::RESET..=qp_state::ERR).contains(&given.qp_state) {
+            return Err(Errno::EINVAL);
+        }
         given.qp_access_flags = REMOTE_ACCESS;
         given.port_num = 1;
         attributes.write(given)?;

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     abi::{
-        cm::{PS_TCP, event, rdma_cm_id},
+        cm::{PS_IB, PS_IPOIB, PS_TCP, PS_UDP, event, rdma_cm_id},
         queue::{QPT_RC, qp_state},
     },
     boundary::{self, CPart, Handle, Object as _, Out, object, zeroed},
@@ -450,9 +450,11 @@ pub extern "C" fn rdma_create_id(
 
 /// A new identifier, on `channel` or on one of its own.
 pub fn create(channel: Handle<Channel>, context: *mut c_void, ps: c_int) -> Result<Arc<Id>, Errno> {
-    // Datagrams need UD.
-    if ps != PS_TCP {
-        return Err(Errno::EPROTONOSUPPORT);
+    match ps {
+        PS_TCP => {}
+        // Datagrams need UD, and InfiniBand's own services its addresses.
+        PS_IPOIB | PS_UDP | PS_IB => return Err(Errno::EPROTONOSUPPORT),
+        _ => return Err(Errno::EINVAL),
     }
     let is_sync = channel.is_null();
     let channel = if is_sync { Channel::new()? } else { channel.object()? };

@@ -12,7 +12,7 @@ use xwarp_verbs::{
 
 use super::{context::Context, qp::Qp};
 use crate::{
-    abi::device::{MW_TYPE_2, access, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_td, rereg},
+    abi::device::{MW_TYPE_1, MW_TYPE_2, access, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_td, rereg},
     abi::queue::ibv_mw_bind,
     boundary::{self, CPart, Handle, In, Object as _, object},
     failure::{self, number, pointer},
@@ -323,9 +323,11 @@ object!(Mw: ibv_mw);
 pub extern "C" fn alloc_mw(pd: Handle<Pd>, kind: c_int) -> Handle<Mw> {
     let make = || {
         let pd = pd.object()?;
-        // Type 1 is bound by a verb of its own, which iWARP's windows do not need.
-        if kind != MW_TYPE_2 {
-            return Err(Errno::EOPNOTSUPP);
+        match kind {
+            MW_TYPE_2 => {}
+            // Bound by a verb of its own, which iWARP's windows do not need.
+            MW_TYPE_1 => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::EINVAL),
         }
         let window = pd.pd.alloc_window().map_err(failure::resource)?;
         let rkey = window.key().value();

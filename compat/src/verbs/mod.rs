@@ -13,6 +13,7 @@ pub mod pairing;
 pub mod post;
 pub mod post_ex;
 pub mod qp;
+pub mod qp_attributes;
 pub mod refused;
 pub mod srq;
 pub mod text;

@@ -100,7 +100,8 @@ fn operation(from: &ibv_send_wr, list: &[ibv_sge]) -> Result<Operation, Errno> {
             let (window, binding) = memory::binding(Handle::of(bind.mw), bind.rkey, &bind.bind_info)?;
             Operation::BindWindow { window, binding }
         }
-        _ => return Err(Errno::EOPNOTSUPP),
+        wr::TSO | wr::DRIVER1 | wr::FLUSH | wr::ATOMIC_WRITE => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
     })
 }
 

@@ -19,13 +19,14 @@ use super::{
     memory::Pd,
     pairing::{self, Names},
     post_ex::{self, Draft},
+    qp_attributes,
     srq::Srq,
 };
 use crate::{
     abi::device::{access, ibv_pd},
     abi::queue::{
-        QP_INIT_CREATE_FLAGS, QP_INIT_PD, QP_INIT_SEND_OPS_FLAGS, QPT_RC, SEND_OPS, ibv_qp, ibv_qp_attr,
-        ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
+        QP_INIT_CREATE_FLAGS, QP_INIT_PD, QP_INIT_SEND_OPS_FLAGS, QPT_OTHERS, QPT_RC, SEND_OPS, ibv_qp,
+        ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
     },
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     config::config,
@@ -42,8 +43,6 @@ const INLINE_BYTES: u32 = 64;
 /// Scatter and gather entries that every queue pair takes at least: programs post two pieces to a queue pair for which they asked
 /// for one, because siw takes 6 and other devices round up.
 pub const LEAST_SGE: u32 = 6;
-/// Bits of the mask of `ibv_modify_qp` that kernels accept: those up to `IBV_QP_DEST_QPN`.
-const KNOWN_MASK: c_int = (qp_mask::DEST_QPN << 1) - 1;
 /// Interval between two checks whether the peer is connected.
 const PEER_WAIT: Duration = Duration::from_micros(200);
 
@@ -119,8 +118,10 @@ fn options(number: u32, cap: &ibv_qp_cap, sq_sig_all: c_int) -> QueuePairOptions
 impl Qp {
     /// Creates a queue pair, and stores the capacities that it has.
     pub fn new(pd: &Arc<Pd>, init: &mut ibv_qp_init_attr) -> Result<Arc<Self>, Errno> {
-        if init.qp_type != QPT_RC {
-            return Err(Errno::EOPNOTSUPP);
+        match init.qp_type {
+            QPT_RC => {}
+            known if QPT_OTHERS.contains(&known) => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::EINVAL),
         }
         let [send_cq, recv_cq] = [init.send_cq, init.recv_cq].map(|cq| Handle::<Cq>::of(cq).object());
         let (send_cq, recv_cq) = (send_cq?, recv_cq?);
@@ -243,27 +244,16 @@ impl Qp {
     }
 
     fn modify(self: &Arc<Self>, attributes: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
-        if mask & !KNOWN_MASK != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if mask & qp_mask::PORT != 0 && attributes.port_num != 1 {
-            return Err(Errno::EINVAL);
-        }
+        qp_attributes::check(attributes, mask)?;
         if mask & qp_mask::STATE != 0 {
             self.change_state(attributes, mask)?;
         }
         let mut own = lock(&self.attributes);
         if mask & qp_mask::ACCESS_FLAGS != 0 {
-            own.qp_access_flags = attributes.qp_access_flags;
             let allowed = Access::from_bits_truncate(attributes.qp_access_flags & access::REMOTE);
             self.qp.allow(allowed).map_err(failure::resource)?;
         }
-        if mask & qp_mask::MAX_QP_RD_ATOMIC != 0 {
-            own.max_rd_atomic = attributes.max_rd_atomic;
-        }
-        if mask & qp_mask::MAX_DEST_RD_ATOMIC != 0 {
-            own.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
-        }
+        qp_attributes::keep(&mut own, attributes, mask);
         Ok(())
     }
 
@@ -503,10 +493,11 @@ pub extern "C" fn ibv_modify_qp(qp: Handle<Qp>, attributes: In<ibv_qp_attr>, mas
 pub extern "C" fn ibv_query_qp(
     qp: Handle<Qp>,
     attributes: Out<ibv_qp_attr>,
-    _mask: c_int,
+    mask: c_int,
     init: Out<ibv_qp_init_attr>,
 ) -> c_int {
     number(qp.object().and_then(|qp| {
+        qp_attributes::check_query(mask)?;
         attributes.write(qp.query())?;
         init.write(qp.init_attributes())
     }))

@@ -296,6 +296,104 @@ static void what_iwarp_cannot(struct ibv_context *context)
 	EXPECT(ibv_dealloc_pd(pd), 0);
 }
 
+/* Enumerations and masks with values that no kernel knows, beside values that it knows and iWARP does not have. */
+static void unknown_values(struct ibv_context *context)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_parent_domain_init_attr parent = { .pd = pd };
+	struct ibv_td_init_attr thread = { .comp_mask = 1 };
+	struct ibv_qp_attr attr = { .port_num = 1, .ah_attr = { .port_num = 2 } };
+	struct ibv_send_wr send = { .wr_id = 1 }, *bad = NULL;
+	struct ibv_qp *qp;
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	struct sockaddr strange = { .sa_family = 99 };
+	int mask;
+
+	REFUSED(ibv_alloc_mw(pd, 0), EINVAL);
+	REFUSED(ibv_alloc_mw(pd, 3), EINVAL);
+	REFUSED(ibv_alloc_mw(pd, -1), EINVAL);
+	for (int type = -1; type < 300; type++) {
+		init.qp_type = type;
+		if (type != IBV_QPT_RC)
+			REFUSED(ibv_create_qp(pd, &init), (type >= 3 && type <= 4) || (type >= 8 && type <= 10) || type == 0xff ? EOPNOTSUPP : EINVAL);
+	}
+	/* Bits of later versions of rdma-core as well: their tests take this for "not supported". */
+	for (parent.comp_mask = 1; parent.comp_mask; parent.comp_mask <<= 1)
+		REFUSED(ibv_alloc_parent_domain(context, &parent), EOPNOTSUPP);
+	REFUSED(ibv_alloc_td(context, &thread), EINVAL);
+
+	init.qp_type = IBV_QPT_RC;
+	qp = ibv_create_qp(pd, &init);
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_AV), EINVAL);
+	attr.ah_attr.port_num = 1;
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_AV), 0);
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_ALT_PATH), EINVAL);
+	attr.cur_qp_state = 7;
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_CUR_STATE), EINVAL);
+	attr.path_mtu = 6;
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_PATH_MTU), EINVAL);
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_RATE_LIMIT), EOPNOTSUPP);
+	EXPECT(ibv_modify_qp(qp, &attr, 1 << 21), EOPNOTSUPP);
+	EXPECT(ibv_query_qp(qp, &attr, IBV_QP_RATE_LIMIT, &init), EOPNOTSUPP);
+	EXPECT(ibv_query_qp(qp, &attr, IBV_QP_RATE_LIMIT - 1, &init), 0);
+	/* A queue pair in the error state takes each request that it knows. */
+	attr.qp_state = IBV_QPS_ERR;
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_STATE), 0);
+	send.opcode = IBV_WR_TSO;
+	EXPECT(ibv_post_send(qp, &send, &bad), EOPNOTSUPP);
+	send.opcode = 77;
+	EXPECT(ibv_post_send(qp, &send, &bad), EINVAL);
+	EXPECT(bad == &send, 1);
+	EXPECT(ibv_destroy_qp(qp), 0);
+
+	EXPECT(rdma_create_id(channel, &id, NULL, RDMA_PS_IB), -1);
+	EXPECT(errno, EPROTONOSUPPORT);
+	EXPECT(rdma_create_id(channel, &id, NULL, 0x999), -1);
+	EXPECT(errno, EINVAL);
+	EXPECT(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	EXPECT(rdma_bind_addr(id, &strange), -1);
+	EXPECT(errno, EINVAL);
+	EXPECT(rdma_resolve_addr(id, NULL, &strange, 100), -1);
+	EXPECT(errno, EINVAL);
+	attr.qp_state = 9;
+	EXPECT(rdma_init_qp_attr(id, &attr, &mask), -1);
+	EXPECT(errno, EINVAL);
+	EXPECT(rdma_destroy_id(id), 0);
+	rdma_destroy_event_channel(channel);
+	EXPECT(ibv_destroy_cq(cq), 0);
+	EXPECT(ibv_dealloc_pd(pd), 0);
+}
+
+/* What the program sets it reads again, also the path to a peer by number: it connects with that after a reset. */
+static void kept_attributes(struct ibv_context *context)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_qp_attr set = { .path_mtu = IBV_MTU_2048, .rq_psn = 11, .sq_psn = 12, .dest_qp_num = 13, .pkey_index = 0, .timeout = 14,
+				   .retry_cnt = 5, .rnr_retry = 6, .min_rnr_timer = 7, .max_rd_atomic = 8, .max_dest_rd_atomic = 9,
+				   .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 3, .dgid.raw = { 1, 2, 3 } } } };
+	struct ibv_qp_attr got;
+
+	EXPECT(ibv_modify_qp(qp, &set,
+			     IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN | IBV_QP_DEST_QPN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+				     IBV_QP_RNR_RETRY | IBV_QP_MIN_RNR_TIMER | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC |
+				     IBV_QP_AV),
+	       0);
+	EXPECT(ibv_query_qp(qp, &got, IBV_QP_AV, &init), 0);
+	EXPECT(got.path_mtu == IBV_MTU_2048 && got.rq_psn == 11 && got.sq_psn == 12 && got.dest_qp_num == 13 && got.timeout == 14, 1);
+	EXPECT(got.retry_cnt == 5 && got.rnr_retry == 6 && got.min_rnr_timer == 7, 1);
+	EXPECT(got.max_rd_atomic == 8 && got.max_dest_rd_atomic == 9, 1);
+	EXPECT(got.ah_attr.is_global && got.ah_attr.grh.hop_limit == 3 && !memcmp(got.ah_attr.grh.dgid.raw, "\1\2\3", 3), 1);
+	EXPECT(ibv_destroy_qp(qp), 0);
+	EXPECT(ibv_destroy_cq(cq), 0);
+	EXPECT(ibv_dealloc_pd(pd), 0);
+}
+
 static void null_pointers(struct ibv_context *context)
 {
 	struct ibv_device_attr attr;
@@ -437,6 +535,8 @@ int main(void)
 	limits(context);
 	extended_queues(context);
 	what_iwarp_cannot(context);
+	unknown_values(context);
+	kept_attributes(context);
 	null_pointers(context);
 	states_and_posts(context);
 	descriptors(context);

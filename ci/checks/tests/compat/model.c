@@ -1,11 +1,14 @@
 /* Random sequences of calls beside a model of the objects' lifetimes: "model SEED CALLS". Each call gets objects that live, that were
  * destroyed, that are of another kind, or null; the model knows which calls must succeed, and the error of the others. With "model SEED CALLS
- * watched", a second thread asks for the attributes and events of the same objects all the time, which must not change any outcome. */
+ * watched", a second thread asks for the attributes and events of the same objects all the time, which must not change any outcome. With "model
+ * SEED CALLS two", there is another thread that makes such calls for objects of its own, in the same device. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,26 +26,32 @@ struct object {
 };
 
 #define MOST 400
-static struct object objects[MOST];
-static int number;
-/* The object that was created last. */
-static struct object *last;
+struct model {
+	struct object objects[MOST];
+	int number;
+	/* The object that was created last. */
+	struct object *last;
+	uint64_t state;
+	long call;
+};
+/* Each thread that changes lifetimes has a model. */
+static struct model models[2];
+static __thread struct model *own = &models[0];
+static int two;
 static struct ibv_context *context;
 static char memory[1 << 16];
-static uint64_t state;
-static long call;
 
 static uint32_t chance(uint32_t below)
 {
-	state = state * 6364136223846793005u + 1442695040888963407u;
-	return (uint32_t)(state >> 33) % below;
+	own->state = own->state * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)(own->state >> 33) % below;
 }
 
 #define EXPECT(what, wanted)                                                                                       \
 	do {                                                                                                       \
 		long got_ = (long)(what), wanted_ = (long)(wanted);                                                \
 		if (got_ != wanted_) {                                                                             \
-			printf("call %ld, line %d: %s is %ld, not %ld\n", call, __LINE__, #what, got_, wanted_);   \
+			printf("call %ld, line %d: %s is %ld, not %ld\n", own->call, __LINE__, #what, got_, wanted_);   \
 			exit(1);                                                                                   \
 		}                                                                                                  \
 	} while (0)
@@ -50,25 +59,27 @@ static uint32_t chance(uint32_t below)
 /* An object for an argument: mostly a living one of the kind. -1: null. */
 static int pick(enum kind kind)
 {
-	if (number == 0 || chance(20) == 0)
+	if (own->number == 0 || chance(20) == 0)
 		return -1;
 	for (int tries = 0; tries < 8; tries++) {
-		int i = chance(number);
+		int i = chance(own->number);
 
-		if (objects[i].kind == kind && objects[i].alive)
+		if (own->objects[i].kind == kind && own->objects[i].alive)
 			return i;
 	}
-	return chance(number);
+	int i = chance(own->number);
+	/* The memory of a destroyed object may have become one of the other thread's. */
+	return two && !own->objects[i].alive ? -1 : i;
 }
 
 static void *pointer(int i)
 {
-	return i < 0 ? NULL : objects[i].pointer;
+	return i < 0 ? NULL : own->objects[i].pointer;
 }
 
 static int valid(int i, enum kind kind)
 {
-	return i >= 0 && objects[i].alive && objects[i].kind == kind;
+	return i >= 0 && own->objects[i].alive && own->objects[i].kind == kind;
 }
 
 /* Notes a new object, unless there should be none. */
@@ -81,17 +92,17 @@ static void created(enum kind kind, void *made, int wanted, int error)
 	}
 	/* The memory of a destroyed object is used again: its place here is, too. */
 	struct object *object = NULL;
-	for (int i = 0; i < number; i++)
-		if (objects[i].pointer == made) {
-			EXPECT(objects[i].alive, 0);
-			object = &objects[i];
+	for (int i = 0; i < own->number; i++)
+		if (own->objects[i].pointer == made) {
+			EXPECT(own->objects[i].alive, 0);
+			object = &own->objects[i];
 		}
 	if (!object)
-		object = &objects[number];
-	last = object;
+		object = &own->objects[own->number];
+	own->last = object;
 	*object = (struct object){ .kind = kind, .pointer = made, .alive = 1 };
-	if (object == &objects[number])
-		__atomic_store_n(&number, number + 1, __ATOMIC_RELEASE);
+	if (object == &own->objects[own->number])
+		__atomic_store_n(&own->number, own->number + 1, __ATOMIC_RELEASE);
 	for (int k = 0; k < 4; k++)
 		object->uses[k] = -1;
 }
@@ -99,11 +110,11 @@ static void created(enum kind kind, void *made, int wanted, int error)
 /* The object created last uses this one. */
 static void use(void *used)
 {
-	for (int i = 0; used && i < number; i++)
-		for (int k = 0; objects[i].pointer == used && k < 4; k++)
-			if (last->uses[k] < 0) {
-				last->uses[k] = i;
-				objects[i].users++;
+	for (int i = 0; used && i < own->number; i++)
+		for (int k = 0; own->objects[i].pointer == used && k < 4; k++)
+			if (own->last->uses[k] < 0) {
+				own->last->uses[k] = i;
+				own->objects[i].users++;
 				break;
 			}
 }
@@ -113,7 +124,7 @@ static void create(enum kind kind)
 	void *used[4] = { 0 };
 	int ok = 1, a, b, c;
 
-	if (number == MOST)
+	if (own->number == MOST)
 		return;
 	errno = 0;
 	switch (kind) {
@@ -184,7 +195,7 @@ static void create(enum kind kind)
 		break;
 	}
 	default: {
-		int type = 1 + chance(2);
+		int type = chance(4);
 
 		a = pick(PD);
 		used[0] = pointer(a);
@@ -192,7 +203,7 @@ static void create(enum kind kind)
 		/* The inline function of the header follows the domain's pointer. */
 		if (!valid(a, PD))
 			return;
-		created(MW, ibv_alloc_mw(used[0], type), ok, EOPNOTSUPP);
+		created(MW, ibv_alloc_mw(used[0], type), ok, type == IBV_MW_TYPE_1 ? EOPNOTSUPP : EINVAL);
 		break;
 	}
 	}
@@ -230,14 +241,14 @@ static void destroy(enum kind kind)
 		return;
 	if (!valid(i, kind)) {
 		EXPECT(destruction(kind, pointer(i)), EINVAL);
-	} else if (objects[i].users > 0) {
+	} else if (own->objects[i].users > 0) {
 		EXPECT(destruction(kind, pointer(i)), EBUSY);
 	} else {
 		EXPECT(destruction(kind, pointer(i)), 0);
-		objects[i].alive = 0;
+		own->objects[i].alive = 0;
 		for (int k = 0; k < 4; k++)
-			if (objects[i].uses[k] >= 0)
-				objects[objects[i].uses[k]].users--;
+			if (own->objects[i].uses[k] >= 0)
+				own->objects[own->objects[i].uses[k]].users--;
 	}
 }
 
@@ -313,12 +324,12 @@ static void exercise(void)
 			ibv_ack_cq_events(it, chance(3));
 		} else {
 			struct ibv_cq *cq;
-			void *own;
+			void *of_cq;
 
-			if (valid(i, CHANNEL) && ibv_get_cq_event(it, &cq, &own) == 0)
+			if (valid(i, CHANNEL) && ibv_get_cq_event(it, &cq, &of_cq) == 0)
 				ibv_ack_cq_events(cq, 1);
 			else if (!valid(i, CHANNEL))
-				EXPECT(ibv_get_cq_event(it, &cq, &own), -1);
+				EXPECT(ibv_get_cq_event(it, &cq, &of_cq), -1);
 			else
 				EXPECT(errno, EAGAIN);
 		}
@@ -327,52 +338,47 @@ static void exercise(void)
 
 static int watching = 1;
 
-/* Calls by the second thread, of the kind that may come at any time: an object may be destroyed during the call. */
-static void *watch(void *argument)
+/* Calls by another thread, of the kind that may come at any time: an object may be destroyed during the call. */
+static void look_at(struct model *model, uint32_t round)
 {
+	int known = __atomic_load_n(&model->number, __ATOMIC_ACQUIRE), error;
+	struct object *object = &model->objects[known ? round % known : 0];
+	void *it = __atomic_load_n(&object->pointer, __ATOMIC_ACQUIRE);
 	struct ibv_qp_init_attr init;
 	struct ibv_srq_attr srq_attr;
 	struct ibv_qp_attr attr;
 	struct ibv_cq *cq;
-	void *own;
+	void *of_cq;
 
-	for (uint32_t round = 0; __atomic_load_n(&watching, __ATOMIC_ACQUIRE); round++) {
-		int known = __atomic_load_n(&number, __ATOMIC_ACQUIRE), error;
-		struct object *object = &objects[known ? round % known : 0];
-		void *it = __atomic_load_n(&object->pointer, __ATOMIC_ACQUIRE);
+	/* Mostly living channels: their call takes longest. */
+	if (round % 64 && (!__atomic_load_n(&object->alive, __ATOMIC_ACQUIRE) || object->kind != CHANNEL))
+		return;
+	error = ibv_query_qp(it, &attr, IBV_QP_STATE, &init);
+	EXPECT(error == 0 || error == EINVAL, 1);
+	error = ibv_query_srq(it, &srq_attr);
+	EXPECT(error == 0 || error == EINVAL, 1);
+	if (ibv_get_cq_event(it, &cq, &of_cq) == 0)
+		ibv_ack_cq_events(cq, 1);
+	else
+		EXPECT(errno == EAGAIN || errno == EINVAL || errno == EINTR, 1);
+	if (known && round % known == 0)
+		sched_yield();
+}
 
-		/* Mostly living channels: their call takes longest. */
-		if (round % 64 && (!__atomic_load_n(&object->alive, __ATOMIC_ACQUIRE) || object->kind != CHANNEL))
-			continue;
-		error = ibv_query_qp(it, &attr, IBV_QP_STATE, &init);
-		EXPECT(error == 0 || error == EINVAL, 1);
-		error = ibv_query_srq(it, &srq_attr);
-		EXPECT(error == 0 || error == EINVAL, 1);
-		if (ibv_get_cq_event(it, &cq, &own) == 0)
-			ibv_ack_cq_events(cq, 1);
-		else
-			EXPECT(errno == EAGAIN || errno == EINVAL, 1);
-		if (known && round % known == 0)
-			sched_yield();
-	}
+static void *watch(void *argument)
+{
+	for (uint32_t round = 0; __atomic_load_n(&watching, __ATOMIC_ACQUIRE); round++)
+		look_at(&models[two ? round & 1 : 0], two ? round >> 1 : round);
 	return argument;
 }
 
-int main(int argc, char **argv)
+/* Makes random calls, and destroys what is left. */
+static void *follow(void *argument)
 {
-	pthread_t watcher;
-	int watched = argc > 3;
-	long calls = argc > 2 ? atol(argv[2]) : 1000;
-	struct ibv_device **list = ibv_get_device_list(NULL);
+	long calls;
 
-	state = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-	context = list && list[0] ? ibv_open_device(list[0]) : NULL;
-	if (!context)
-		return 2;
-	ibv_free_device_list(list);
-	if (watched)
-		EXPECT(pthread_create(&watcher, NULL, watch, NULL), 0);
-	for (call = 0; call < calls; call++) {
+	own = argument;
+	for (calls = own->call, own->call = 0; own->call < calls; own->call++) {
 		uint32_t what = chance(10);
 
 		if (what < 4)
@@ -385,12 +391,49 @@ int main(int argc, char **argv)
 	/* In an order in which nothing is used any more. */
 	static const enum kind order[] = { QP, MW, MR, SRQ, CQ, CHANNEL, PD };
 	for (size_t k = 0; k < sizeof order / sizeof *order; k++)
-		for (int i = 0; i < number; i++)
-			if (objects[i].alive && objects[i].kind == order[k])
-				EXPECT(destruction(order[k], objects[i].pointer), 0);
-	__atomic_store_n(&watching, 0, __ATOMIC_RELEASE);
+		for (int i = 0; i < own->number; i++)
+			if (own->objects[i].alive && own->objects[i].kind == order[k]) {
+				EXPECT(destruction(order[k], own->objects[i].pointer), 0);
+				own->objects[i].alive = 0;
+			}
+	return NULL;
+}
+
+static void interrupt(int signal)
+{
+	(void)signal;
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t watcher, second;
+	int watched = argc > 3;
+	long calls = argc > 2 ? atol(argv[2]) : 1000;
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	sigaction(SIGUSR1, &(struct sigaction){ .sa_handler = interrupt }, NULL);
+	two = watched && strcmp(argv[3], "two") == 0;
+	for (int k = 0; k < 2; k++) {
+		models[k].state = (argc > 1 ? strtoull(argv[1], NULL, 0) : 1) + 1000 * k;
+		models[k].call = calls;
+	}
+	context = list && list[0] ? ibv_open_device(list[0]) : NULL;
+	if (!context)
+		return 2;
+	ibv_free_device_list(list);
 	if (watched)
-		EXPECT(pthread_join(watcher, NULL), 0);
+		EXPECT(pthread_create(&watcher, NULL, watch, NULL), 0);
+	if (two)
+		EXPECT(pthread_create(&second, NULL, follow, &models[1]), 0);
+	follow(&models[0]);
+	if (two)
+		EXPECT(pthread_join(second, NULL), 0);
+	__atomic_store_n(&watching, 0, __ATOMIC_RELEASE);
+	/* It may sleep at a channel that was created where another one had been, before that became non-blocking. */
+	while (watched && pthread_tryjoin_np(watcher, NULL) != 0) {
+		pthread_kill(watcher, SIGUSR1);
+		usleep(1000);
+	}
 	EXPECT(ibv_close_device(context), 0);
 	printf("%ld calls as modelled\n", calls);
 	return 0;
