@@ -12,7 +12,7 @@ use xwarp_checks::{
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 /// Connections that are started before one is established.
 const BURST: u32 = 200;
-/// Refused attempts.
+/// Refused attempts: before 42fa024, xwarpd refused a user's requests from about the 220th connection of a second on.
 const ATTEMPTS: u32 = 600;
 
 fn lab() -> (Lab, String) {
@@ -45,6 +45,8 @@ fn netns_compat_storm_of_attempts_is_refused_by_the_peer_only() {
     let (lab, program) = lab();
     let line = format!("{program} refused {} {ATTEMPTS}", lab.address(Side::B, Family::V4));
     run(&lab, Side::A, &line).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    start_shared(&lab, &shared, &line).unwrap().finish(LIMIT).unwrap();
 }
 
 /// An error number says neither which limit a user has reached, nor who sets it.

@@ -337,6 +337,17 @@ impl CmTable {
         }
     }
 
+    /// The attempt of `qp` has failed before TCP was established, so no TIME-WAIT follows: its ports are released by the next
+    /// [`Self::end_rests`], except one that the stack still needs.
+    fn never_connected(&mut self, now: Instant, qp: QpId, kind: Change) {
+        if let Some(LocalPorts { port, fallbacks }) = self.in_use.remove(&qp) {
+            for port in fallbacks.into_iter().chain([port]) {
+                self.resting.push_front((now, port));
+            }
+        }
+        self.over(now, qp, kind);
+    }
+
     /// The connection of `qp` has ended.
     fn release_ports(&mut self, now: Instant, qp: QpId) {
         let Some(LocalPorts { port, fallbacks }) = self.in_use.remove(&qp) else { return };
@@ -481,6 +492,10 @@ impl CmTable {
             CmEvent::Rejected { qp, private_data, peer } => {
                 cm.over(now, qp, Change::Rejected { private_data, peer });
             }
+            CmEvent::ConnectError {
+                qp,
+                reason: reason @ (CloseReason::Refused | CloseReason::Unreachable | CloseReason::TimedOut),
+            } => cm.never_connected(now, qp, failure(reason)),
             CmEvent::ConnectError { qp, reason } => cm.over(now, qp, failure(reason)),
             CmEvent::Disconnected { qp } => {
                 let owner = cm.by_qp.get(&qp).and_then(|key| cm.entries.get(key));
