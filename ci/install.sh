@@ -9,6 +9,8 @@ LAB_PACKAGES=(iproute2 ethtool procps)
 PACKAGE_PACKAGES=("${BUILD_PACKAGES[@]}" binutils libc-bin)
 # Packages for the checks of captures.
 TEST_PACKAGES=("${LAB_PACKAGES[@]}" iputils-ping iperf3 tshark)
+# Packet filters and listeners of the operations (ci/operations).
+TEST_PACKAGES+=(nftables tcpdump)
 # Programs that run unchanged over SDP. Debian has no netperf.
 TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-light apache2-utils wrk sockperf openssh-server postgresql)
 # Libraries of programs that the tests build and run over SDP. asio is boost.asio without the rest of Boost.

@@ -337,7 +337,7 @@ pub enum ResolveError {
 
 impl ResolveError {
     /// Whether the host must not send to the destination: there is no route, one that forbids it (blackhole, unreachable,
-    /// prohibit), or a policy that demands encryption.
+    /// prohibit), a policy that demands encryption, or the source is not the host's address.
     pub fn forbids(&self) -> bool {
         const FORBIDDING: [i32; 5] =
             [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL, libc::ENETDOWN];
@@ -345,7 +345,7 @@ impl ResolveError {
             Self::NoRoute { source, .. } => {
                 source.raw_os_error().is_some_and(|errno| FORBIDDING.contains(&errno))
             }
-            Self::Policy { .. } => true,
+            Self::Policy { .. } | Self::NotOurAddress { .. } => true,
             _ => false,
         }
     }

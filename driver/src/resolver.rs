@@ -272,7 +272,7 @@ impl Resolver {
     /// asked to confirm even a known address, because the peer does not answer.
     ///
     /// # Errors
-    /// [`ResolveError::NoRoute`] or [`ResolveError::Netlink`].
+    /// [`ResolveError::NoRoute`], [`ResolveError::NotOurAddress`], [`ResolveError::Policy`] or [`ResolveError::Netlink`].
     pub fn next_hop(&self, flow: Flow, confirm: bool) -> Result<NextHop, ResolveError> {
         let Flow { local, remote } = flow;
         let question = Question {
@@ -301,6 +301,10 @@ impl Resolver {
         };
         let mut netlink = lock(netlink);
         let no_route = |source| ResolveError::NoRoute { destination, source };
+        // In IPv6, the kernel answers also for a source that is not, or no longer, an address of the host.
+        if let Some(address) = source.filter(|it| it.is_ipv6() && !self.is_local(&mut netlink, *it)) {
+            return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
+        }
         let mut answer = self.look_up(&mut netlink, question).map_err(no_route)?;
         if answer.interface != index {
             answer = netlink.route(question, Some(index)).map_err(no_route)?;

@@ -121,7 +121,7 @@ impl Watch {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for fd in [monitor.as_fd(), timer.as_fd()] {
+        for fd in monitor.fds().chain([timer.as_fd()]) {
             epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         let mut watch = Self {

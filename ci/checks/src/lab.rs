@@ -171,9 +171,14 @@ impl Lab {
         command
     }
 
+    /// Name of the hop's namespace.
+    pub fn hop_namespace(&self) -> String {
+        format!("{}-hop", self.name)
+    }
+
     /// A command to run in the hop's namespace.
     pub fn hop_command(&self, program: impl AsRef<Path>) -> Command {
-        inside(&format!("{}-hop", self.name), program)
+        inside(&self.hop_namespace(), program)
     }
 
     /// Starts a program in one namespace and reads its output.

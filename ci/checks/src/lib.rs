@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`lab`] | namespaces, the veth pair, and running code inside them |
 //! | [`hop`] | a bridge with losses, delay and other faults between the namespaces |
+//! | [`operations`] | what both transports do while hosts and networks are operated |
 //! | [`goodput`] | the table of goodput through the hop |
 //! | [`nobody`] | programs that run without privileges |
 //! | [`exports`] | the symbols of the drop-in library and of a distribution's libraries |
@@ -40,6 +41,7 @@ pub mod lab;
 pub mod leaks;
 mod linger;
 pub mod nobody;
+pub mod operations;
 pub mod perf;
 pub mod process;
 pub mod programs;

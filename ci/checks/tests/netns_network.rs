@@ -15,8 +15,8 @@ use xwarp_checks::{
     process::Running,
 };
 use xwarp_verbs::{
-    AsyncEvent, CloseReason, Device,
-    cm::{ConnectOptions, ListenOptions},
+    AsyncEvent, CloseReason, Device, Payload, RecvRequest, WorkRequest,
+    cm::{AcceptOptions, ConnectOptions, ListenOptions},
 };
 
 mod ends;
@@ -291,4 +291,78 @@ fn netns_network_segments_in_fragments_arrive() {
             },
         );
     }
+}
+
+/// Connections between two hosts use several paths, where the kernel's would: it chooses by the ports of each. Before, all took the first
+/// one, because the route was asked for without ports.
+#[test]
+fn netns_network_connections_are_spread_over_gateways() {
+    const CONNECTIONS: usize = 16;
+    const MESSAGES: usize = 20;
+    let lab = &Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
+    let [to_client, to_server] = HOP_INTERFACES;
+    let router = |line: String| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let status = lab.hop_command(words[0]).args(&words[1..]).status().unwrap();
+        assert!(status.success(), "{line}");
+    };
+    router(format!("ip addr add 10.78.0.254/24 dev {to_client}"));
+    router(format!("ip link add second link {to_client} type macvlan mode bridge"));
+    router("ip link set second up".to_owned());
+    router("ip addr add 10.78.0.253/32 dev second".to_owned());
+    router(format!("ip addr add 10.77.0.254/24 dev {to_server}"));
+    router("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0".to_owned());
+    // Only the second gateway's interface answers for its address.
+    router("sysctl -qw net.ipv4.conf.all.arp_ignore=1".to_owned());
+    ip(lab, Side::A, &format!("addr flush dev {INTERFACE}"));
+    ip(lab, Side::A, &format!("addr add 10.78.0.1/24 dev {INTERFACE}"));
+    lab.run(Side::A, "sysctl", &["-qw", "net.ipv4.fib_multipath_hash_policy=1"]).unwrap();
+    ip(lab, Side::A, "route add default nexthop via 10.78.0.254 nexthop via 10.78.0.253");
+    ip(lab, Side::B, "route add 10.78.0.0/24 via 10.77.0.254");
+    let frames = |interface: &str| -> u64 {
+        let path = format!("/sys/class/net/{interface}/statistics/rx_packets");
+        let output = lab.hop_command("cat").arg(path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+    };
+
+    let (ready, listening) = channel();
+    thread::scope(|scope| {
+        let server = lab.enter(scope, Side::B, move || {
+            let device = ends::open();
+            let listener = device.listen(server_address(lab), ListenOptions::default()).unwrap();
+            ready.send(()).unwrap();
+            for _ in 0..CONNECTIONS {
+                let (_pd, cq, qp, inbox) = parts(&device);
+                let mut request = listener.accept(LIMIT).unwrap();
+                let _connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
+                for _ in 0..MESSAGES {
+                    cq.spin(LIMIT).unwrap().check().unwrap();
+                    qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 64)])).unwrap();
+                    qp.post_send(&WorkRequest::send(2, Payload::Inline(b"yes")).signaled()).unwrap();
+                    cq.spin(LIMIT).unwrap().check().unwrap();
+                }
+            }
+        });
+        let client = lab.enter(scope, Side::A, move || {
+            listening.recv().unwrap();
+            let device = ends::open();
+            for _ in 0..CONNECTIONS {
+                let (_pd, cq, qp, inbox) = parts(&device);
+                let options = ConnectOptions::default();
+                let _connection = device.connect(&qp, server_address(lab), options, LIMIT).unwrap();
+                for _ in 0..MESSAGES {
+                    qp.post_send(&WorkRequest::send(2, Payload::Inline(b"well?")).signaled()).unwrap();
+                    for _ in 0..2 {
+                        cq.spin(LIMIT).unwrap().check().unwrap();
+                    }
+                    qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 64)])).unwrap();
+                }
+            }
+        });
+        client.unwrap().join().unwrap();
+        server.unwrap().join().unwrap();
+    });
+    let (all, second) = (frames(to_client), frames("second"));
+    let one = MESSAGES as u64;
+    assert!(second >= one && all >= second + one, "{second} of {all} frames through the second gateway");
 }

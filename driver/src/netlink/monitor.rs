@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{NetlinkBuffer, NetlinkPayload};
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 use xwarp_tcp::wire::Mac;
 
 use super::link::{self, KernelLink};
 use super::neighbour::{self, Neighbour};
-use super::{address_of, messages, route};
+use super::{address_of, messages, route, xfrm};
 
 /// Multicast groups of `linux/rtnetlink.h` that we join.
 const GROUPS: [u32; 9] = [
@@ -60,7 +60,7 @@ pub enum Event {
         /// Its Ethernet address.
         mac: Option<Mac>,
     },
-    /// Some route or rule changed: resolved paths may have another next hop now, or none.
+    /// Some route, rule or `IPsec` policy changed: resolved paths may have another next hop now, or none.
     Routes,
     /// Changes came faster than they were read, and some were lost: the state must be read again.
     Overrun,
@@ -73,10 +73,12 @@ pub(crate) enum Change {
     Other(Event),
 }
 
-/// A socket that receives the kernel's announcements about one interface.
+/// Sockets that receive the kernel's announcements about one interface.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     socket: Socket,
+    /// Those of changed `IPsec` policies, which decide about the flows of all interfaces; none if the kernel has no `IPsec`.
+    policies: Option<Socket>,
     interface: u32,
 }
 
@@ -88,11 +90,19 @@ impl Monitor {
             socket.add_membership(group)?;
         }
         socket.set_non_blocking(true)?;
-        Ok(Self { socket, interface })
+        Ok(Self { socket, policies: xfrm::announcements(), interface })
+    }
+
+    /// Those that are readable when there is something to read.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [self.socket.as_fd()].into_iter().chain(self.policies.as_ref().map(AsFd::as_fd))
     }
 
     /// Reads all waiting announcements.
     pub(crate) fn read(&mut self, mut notify: impl FnMut(Change)) -> io::Result<()> {
+        if self.policies.as_ref().is_some_and(xfrm::has_announced) {
+            notify(Change::Other(Event::Routes));
+        }
         loop {
             match self.socket.recv_from_full() {
                 Ok((datagram, _)) => {
@@ -125,7 +135,13 @@ impl Monitor {
             M::NewLink(message) if message.header.index == self.interface => {
                 return Some(Change::Link(link::from_message(message)));
             }
-            M::DelLink(message) if message.header.index == self.interface => Event::LinkRemoved,
+            // A bridge announces in its own family that a port has left it.
+            M::DelLink(message)
+                if message.header.index == self.interface
+                    && message.header.interface_family == AddressFamily::Unspec =>
+            {
+                Event::LinkRemoved
+            }
             M::NewAddress(message) if message.header.index == self.interface => {
                 Event::AddressAdded(address_of(message)?)
             }
@@ -183,6 +199,7 @@ fn leads_through(route: &RouteMessage, interface: u32) -> bool {
     first == interface || interfaces.any(|index| index == interface)
 }
 
+/// The first of its sockets.
 impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

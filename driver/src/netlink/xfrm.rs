@@ -10,6 +10,8 @@ use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 use super::route::Question;
 
 const NETLINK_XFRM: isize = 6;
+/// Multicast group of changed policies (`XFRMNLGRP_POLICY`).
+const POLICY_GROUP: u32 = 4;
 const NEW_POLICY: u16 = 0x13;
 const GET_POLICY: u16 = 0x15;
 const HEADER: usize = 16;
@@ -23,6 +25,28 @@ const TEMPLATES: u16 = 5;
 const TEMPLATE: usize = 64;
 const OPTIONAL: usize = 50;
 const TCP: u8 = 6;
+
+/// A socket on which the kernel announces changes of the policies of the calling thread's network namespace.
+pub(super) fn announcements() -> Option<Socket> {
+    let mut socket = Socket::new(NETLINK_XFRM).ok()?;
+    socket.bind(&NetlinkAddr::new(0, 0)).ok()?;
+    socket.add_membership(POLICY_GROUP).ok()?;
+    socket.set_non_blocking(true).ok()?;
+    Some(socket)
+}
+
+/// Reads what such a socket holds; whether there was anything, or something was lost.
+pub(super) fn has_announced(socket: &Socket) -> bool {
+    let mut any = false;
+    loop {
+        match socket.recv_from_full() {
+            Ok(_) => any = true,
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => any = true,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return any,
+        }
+    }
+}
 
 /// What the policies of the kernel demand of the packets of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
