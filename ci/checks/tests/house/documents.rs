@@ -56,3 +56,20 @@ fn house_links_of_documents_lead_somewhere() {
     }
     assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
 }
+
+/// The dashboard shows each metric of `xwarpd`, and no others.
+#[test]
+fn house_the_dashboard_shows_the_metrics_of_xwarpd() {
+    let metrics = |text: &str| -> std::collections::BTreeSet<String> {
+        let word = |c: char| c.is_ascii_lowercase() || c == '_';
+        let names = text.split(|c| !word(c)).filter(|name| name.starts_with("xwarpd_"));
+        names.map(|name| name.trim_end_matches("_total").to_owned()).collect()
+    };
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (served, shown) = (read("daemon/src/report.rs"), read("packaging/grafana/xwarpd.json"));
+    assert!(metrics(&served).len() >= 10);
+    assert_eq!(metrics(&served), metrics(&shown));
+    let dashboard: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    assert!(panels.iter().all(|panel| !panel["targets"].as_array().unwrap().is_empty()));
+}
