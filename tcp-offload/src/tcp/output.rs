@@ -435,7 +435,13 @@ impl Connection {
             if free < plan.reserved + chunks_of(plan.chunk_bytes, plan.header + room) {
                 return Err(turn.no_frame());
             }
-            match self.fill(turn, source, room, plan, &mut acknowledgement)? {
+            let before = self.tx.nxt();
+            match self.fill(turn, source, room, plan, &mut acknowledgement).inspect_err(|_| {
+                // The ring has no slot for the probe, which waits and is not due a second time.
+                if probe && self.tx.nxt() != before {
+                    self.probe_sent(turn.now, false);
+                }
+            })? {
                 Filled::Segment { len, more } => {
                     if len > self.emss {
                         self.mtu_probe_sent(len);

@@ -60,7 +60,9 @@ fn rfc8985_s7_3_a_probe_that_was_not_sent_precedes_more_new_data() {
     assert_eq!((script.source.at, waiting.cwnd, waiting.in_flight), (11_000, 10_000, 10_000));
     assert_eq!(waiting.counters.rto_expired, 0);
     script.limit_ring(AMPLE);
-    assert_eq!(offsets(&script.run())[0], 10_000);
+    assert_eq!(offsets(&script.run()), [10_000], "one segment beyond the congestion window");
+    let sent = script.conn.info();
+    assert_eq!((script.source.at, sent.in_flight, sent.counters.tlp_probes), (11_000, 11_000, 1));
 }
 
 /// The undo of a reduction (RFC 4015) clears loss marks, but not that of a segment that was never transmitted.
