@@ -83,7 +83,7 @@ impl Ours {
             return;
         }
         let Some(conn) = &mut self.conn else { return };
-        let receipt = conn.receive(now, &mut self.link, segment);
+        let receipt = conn.receive_one(now, &mut self.link, segment);
         self.closed = self.closed.or(receipt.closed);
         self.acked = receipt.acked.unwrap_or(self.acked);
         let Some(arrival) = receipt.arrival else { return };

@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Carried, Session, SetupError, Taken, receiver::Halt};
+use super::{
+    Carried, Session, SetupError, Taken,
+    receiver::{Halt, Upper},
+};
 use crate::{
     link::{Link, RxFrame, rx_pieces},
     mpa::MpaConfig,
@@ -124,6 +127,8 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
     }
 
     /// See [`Session::receive`].
+    #[expect(clippy::inline_always, reason = "the first arm needs no `Carried` in memory")]
+    #[inline(always)]
     pub(crate) fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -131,8 +136,36 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        carried: Carried,
+        Carried { payload, frame, spare, fast }: Carried,
     ) -> Taken {
+        debug_assert_eq!(fast, either!(&*self => allows_fast_path()));
+        let mut outcome = Ok(false);
+        if fast && frame.chunks() == 1 {
+            let (offset, start, end) = (payload.offset, payload.start, payload.start + payload.len);
+            let bytes = link.rx_head(&frame).get(start..end).unwrap_or_default();
+            outcome = either!(&mut *self => take_whole(ulp, conn, offset, bytes));
+        }
+        if outcome == Ok(true) {
+            link.recycle(frame);
+            return Taken::Whole;
+        }
+        // A tuple, which is made here: a `Carried` would be kept in memory from the beginning.
+        let rest = (payload, frame, spare, fast);
+        self.receive_rest(now, &mut Upper { ulp, conn }, path, link, rest, outcome.map(drop))
+    }
+
+    /// The general arm of [`Self::receive`].
+    #[inline(never)]
+    fn receive_rest<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        upper: &mut Upper<'_, U>,
+        path: &Path,
+        link: &mut dyn Link,
+        (payload, frame, spare, fast): (NewPayload, RxFrame, usize, bool),
+        outcome: Result<(), Halt>,
+    ) -> Taken {
+        let carried = Carried { payload, frame, spare, fast };
         if let Self::Undecided(_, undecided) = self {
             // A later byte does not identify the framing; the client retransmits bytes that are not taken.
             let Some(first) = first_byte(link, &carried) else {
@@ -141,37 +174,7 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
             };
             *self = undecided.decide(first);
         }
-        either!(self => receive(now, ulp, conn, path, link, carried))
-    }
-
-    /// See [`Session::take_straight`]. A payload in several pieces is not taken.
-    #[inline]
-    pub(crate) fn take_straight<U: Ulp<Placed = P>>(
-        &mut self,
-        ulp: &mut U,
-        conn: ConnId,
-        link: &dyn Link,
-        &NewPayload { offset, start, len, .. }: &NewPayload,
-        frame: &RxFrame,
-    ) -> Result<bool, Halt> {
-        if frame.chunks() > 1 {
-            return Ok(false);
-        }
-        let payload = link.rx_head(frame).get(start..start + len).unwrap_or_default();
-        either!(self => take_straight(ulp, conn, offset, payload))
-    }
-
-    /// See [`Session::receive_rest`].
-    pub(crate) fn receive_rest<U: Ulp<Placed = P>>(
-        &mut self,
-        now: Instant,
-        ulp: &mut U,
-        conn: ConnId,
-        link: &mut dyn Link,
-        carried: Carried,
-        halt: Halt,
-    ) -> Taken {
-        either!(self => receive_rest(now, ulp, conn, link, carried, halt))
+        either!(self => receive_rest(now, upper, path, link, carried, outcome))
     }
 }
 

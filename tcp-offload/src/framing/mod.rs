@@ -55,6 +55,8 @@ pub struct Carried {
     pub frame: RxFrame,
     /// Bytes that the session may hold in addition to those that it holds now.
     pub spare: usize,
+    /// Whether the session [allows the fast path](Session::allows_fast_path), which it does until a payload is not taken whole.
+    pub fast: bool,
 }
 
 /// The error with which a framing ended a stream.

@@ -121,7 +121,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// Whether it reads, nothing is held or withheld, and no FPDU beyond the cursor is known. An FPDU may be known although TCP sees
     /// no gap: it was placed from a payload that was refused then.
     #[inline]
-    pub fn is_ordinary(&self) -> bool {
+    pub fn allows_fast_path(&self) -> bool {
         // Nearly always all of it is true, so all is tested at once.
         !self.stopped & self.withheld.is_none() & self.hold.is_empty() & self.track.known.is_empty()
     }
@@ -181,9 +181,9 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         self.track.framing = framing.starting_at(self.track.cursor);
     }
 
-    /// Processes a payload: places and delivers the FPDUs that it completes, and holds the rest. Returns false when
-    /// more than `most` bytes would be held; the payload then counts as not received, though a part of it may have
-    /// been placed.
+    /// Processes the rest of a payload, from which [`Self::take_whole`] has taken FPDUs with this `outcome`, or none: places and
+    /// delivers the FPDUs that the payload completes, and holds what follows. Returns false when more than `most` bytes would be
+    /// held; the payload then counts as not received, though a part of it may have been placed.
     pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -191,35 +191,21 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         link: &mut dyn Link,
         carried: Carried,
         most: usize,
+        mut outcome: Result<(), Halt>,
     ) -> (bool, Result<(), Halt>) {
         if self.stopped {
             link.recycle(carried.frame);
             return (true, Ok(()));
         }
         if self.is_drained() && carried.payload.offset <= self.track.cursor {
-            let outcome = self.take_aligned(upper, link, &carried);
-            return self.receive_rest(now, upper, link, carried, most, outcome);
+            outcome = outcome.and_then(|()| self.take_aligned(upper, link, &carried));
+            let all = self.track.cursor >= carried.payload.offset + carried.payload.len as u64;
+            if all || outcome.is_err_and(Halt::is_final) {
+                link.recycle(carried.frame);
+                return (true, outcome);
+            }
+            self.note_halt(now, outcome);
         }
-        self.receive_held(now, upper, link, carried, most, Ok(()))
-    }
-
-    /// Processes the rest of a payload, whose whole FPDUs were taken from the frame with this `outcome`. Returns what
-    /// [`Self::receive`] returns.
-    pub fn receive_rest<U: Ulp<Placed = P>>(
-        &mut self,
-        now: Instant,
-        upper: &mut Upper<'_, U>,
-        link: &mut dyn Link,
-        carried: Carried,
-        most: usize,
-        outcome: Result<(), Halt>,
-    ) -> (bool, Result<(), Halt>) {
-        let all = self.track.cursor >= carried.payload.offset + carried.payload.len as u64;
-        if all || outcome.is_err_and(Halt::is_final) {
-            link.recycle(carried.frame);
-            return (true, outcome);
-        }
-        self.note_halt(now, outcome);
         self.receive_held(now, upper, link, carried, most, outcome)
     }
 
@@ -257,35 +243,16 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         if self.stopped { Ok(()) } else { self.advance(now, upper, link) }
     }
 
-    /// Processes whole FPDUs from the cursor on directly from the frame, while nothing is held.
+    /// The fast path of [`Self::take_aligned`] for a payload in one piece: processes the FPDUs from the cursor on up to the first that
+    /// is not [whole](Framing::whole). Returns whether all were.
     #[inline]
-    fn take_aligned<U: Ulp<Placed = P>>(
-        &mut self,
-        upper: &mut Upper<'_, U>,
-        link: &dyn Link,
-        Carried { payload: arrival, frame, .. }: &Carried,
-    ) -> Result<(), Halt> {
-        if frame.chunks() > 1 {
-            let payload = rx_pieces(link, frame, arrival.start, arrival.len);
-            return self.take_whole(upper, arrival.offset, &payload, arrival.len);
-        }
-        let payload = link.rx_head(frame).get(arrival.start..arrival.start + arrival.len).unwrap_or_default();
-        if self.take_straight(upper, arrival.offset, payload)? {
-            return Ok(());
-        }
-        self.take_whole(upper, arrival.offset, &[payload], arrival.len)
-    }
-
-    /// The straight way of [`Self::take_whole`] for a payload in one piece: processes the FPDUs from the cursor on up to the first
-    /// that is not [whole](Framing::whole). Returns whether all were.
-    #[inline]
-    pub fn take_straight<U: Ulp<Placed = P>>(
+    pub fn take_whole<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         first: StreamOffset,
         payload: &[u8],
     ) -> Result<bool, Halt> {
-        let at = self.track.cursor.saturating_sub(first) as usize;
+        let Some(at) = self.track.cursor.checked_sub(first).map(|at| at as usize) else { return Ok(false) };
         if at >= payload.len() {
             return Ok(true);
         }
@@ -295,7 +262,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         }
     }
 
-    /// Continues [`Self::take_straight`] behind the first FPDU. In one loop, the only FPDU of most payloads would pay for what the
+    /// Continues [`Self::take_whole`] behind the first FPDU. In one loop, the only FPDU of most payloads would pay for what the
     /// compiler computes before the loop.
     #[inline(never)]
     fn take_others<U: Ulp<Placed = P>>(
@@ -313,7 +280,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     }
 
     /// Processes the FPDU at `at` in the payload if it is [whole](Framing::whole). Returns where it ends.
-    #[expect(clippy::inline_always, reason = "it is the body of `take_straight` and of a loop")]
+    #[expect(clippy::inline_always, reason = "it is the body of `take_whole` and of a loop")]
     #[inline(always)]
     fn take_next<U: Ulp<Placed = P>>(
         &mut self,
@@ -331,15 +298,20 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         Ok(Some(end))
     }
 
-    /// Processes the whole FPDUs from the cursor on in the `len` bytes of `payload`, which begin at stream offset
-    /// `first`.
-    fn take_whole<U: Ulp<Placed = P>>(
+    /// Processes the complete FPDUs from the cursor on directly from the frame, while nothing is held.
+    fn take_aligned<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
-        first: StreamOffset,
-        payload: &[&[u8]],
-        len: usize,
+        link: &dyn Link,
+        Carried { payload: arrival, frame, .. }: &Carried,
     ) -> Result<(), Halt> {
+        let (first, len) = (arrival.offset, arrival.len);
+        let payload = &rx_pieces(link, frame, arrival.start, len)[..];
+        if let [bytes] = *payload
+            && self.take_whole(upper, first, bytes)?
+        {
+            return Ok(());
+        }
         let end = first + len as u64;
         loop {
             let start = self.track.cursor;

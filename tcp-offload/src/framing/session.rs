@@ -279,6 +279,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
 
     /// Processes a payload. Its frame is recycled to `link` now or when its bytes are no longer needed. When
     /// [`Carried::spare`] or the session's own limit is too small, TCP must treat the payload as lost.
+    ///
+    /// The fast path is [`Self::take_whole`].
     pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -288,17 +290,44 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         link: &mut dyn Link,
         carried: Carried,
     ) -> Taken {
+        self.receive_rest(now, &mut Upper { ulp, conn }, path, link, carried, Ok(()))
+    }
+
+    /// The first arm of [`Self::receive`], for a session that [allows the fast path](Self::allows_fast_path): takes the whole frames
+    /// from the beginning of a payload in one piece. Returns whether that was all of it; otherwise [`Self::receive_rest`] must follow.
+    #[inline]
+    pub(super) fn take_whole<U: Ulp<Placed = P>>(
+        &mut self,
+        ulp: &mut U,
+        conn: ConnId,
+        offset: StreamOffset,
+        payload: &[u8],
+    ) -> Result<bool, Halt> {
+        debug_assert!(self.allows_fast_path());
+        self.receiver.take_whole(&mut Upper { ulp, conn }, offset, payload)
+    }
+
+    /// The general arm of [`Self::receive`], after [`Self::take_whole`] with this outcome or without.
+    pub(super) fn receive_rest<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        upper: &mut Upper<'_, U>,
+        path: &Path,
+        link: &mut dyn Link,
+        carried: Carried,
+        outcome: Result<(), Halt>,
+    ) -> Taken {
         let most = self.hold_bytes.min(self.held_bytes().saturating_add(carried.spare));
         match &self.phase {
             SessionPhase::Full(_) => {
-                let (ordinary, mut upper) = (self.is_ordinary(), Upper { ulp, conn });
-                let (taken, outcome) = self.receiver.receive(now, &mut upper, link, carried, most);
-                self.conclude(now, &mut upper, link, ordinary, taken, outcome)
+                let fast = carried.fast;
+                let (taken, outcome) = self.receiver.receive(now, upper, link, carried, most, outcome);
+                self.conclude(now, upper, link, fast, taken, outcome)
             }
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
                 let most = most.min(MOST_STARTUP_BYTES);
                 let taken = self.receiver.collect(link, carried, most);
-                self.read_startup(now, &mut Upper { ulp, conn }, path, link);
+                self.read_startup(now, upper, path, link);
                 Taken::from(taken)
             }
             SessionPhase::Streaming(_) => {
@@ -309,7 +338,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                     return Taken::Not;
                 }
                 let taken = self.receiver.collect(link, carried, most);
-                self.report_readable(ulp, conn);
+                self.report_readable(upper.ulp, upper.conn);
                 Taken::from(taken)
             }
             SessionPhase::Decide(_) => {
@@ -324,49 +353,17 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         }
     }
 
-    /// The straight way of [`Self::receive`] for a session that [is ordinary](Self::is_ordinary), and a payload in one piece whose
-    /// first byte is the next one of the stream. `Ok` says whether the payload was taken whole; otherwise [`Self::receive`] must
-    /// process it. After a halt, [`Self::receive_rest`] must.
-    #[inline]
-    pub(crate) fn take_straight<U: Ulp<Placed = P>>(
-        &mut self,
-        ulp: &mut U,
-        conn: ConnId,
-        offset: StreamOffset,
-        payload: &[u8],
-    ) -> Result<bool, Halt> {
-        debug_assert!(self.is_ordinary());
-        self.receiver.take_straight(&mut Upper { ulp, conn }, offset, payload)
-    }
-
-    /// Processes the rest of a payload after [`Self::take_straight`] has halted. The arguments and the result are those of
-    /// [`Self::receive`].
-    pub(crate) fn receive_rest<U: Ulp<Placed = P>>(
-        &mut self,
-        now: Instant,
-        ulp: &mut U,
-        conn: ConnId,
-        link: &mut dyn Link,
-        carried: Carried,
-        halt: Halt,
-    ) -> Taken {
-        let most = self.hold_bytes.min(self.held_bytes().saturating_add(carried.spare));
-        let mut upper = Upper { ulp, conn };
-        let (taken, outcome) = self.receiver.receive_rest(now, &mut upper, link, carried, most, Err(halt));
-        self.conclude(now, &mut upper, link, true, taken, outcome)
-    }
-
-    /// Acts on the outcome of a payload in full operation. `ordinary`: the session [was ordinary](Self::is_ordinary) before it.
+    /// Acts on the outcome of a payload in full operation. `fast`: see [`Carried::fast`].
     fn conclude<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        ordinary: bool,
+        fast: bool,
         taken: bool,
         outcome: Result<(), Halt>,
     ) -> Taken {
-        if ordinary && taken && outcome.is_ok() && self.is_ordinary() {
+        if fast && taken && outcome.is_ok() && self.allows_fast_path() {
             return Taken::Whole;
         }
         self.apply_outcome(now, upper, link, outcome);
@@ -500,12 +497,12 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// Whether the connection is in full operation and nothing is held or withheld: it has nothing to report, and uses
     /// no shared memory.
     #[inline]
-    pub fn is_ordinary(&self) -> bool {
+    pub fn allows_fast_path(&self) -> bool {
         // Nearly always all of it is true, so all is tested at once.
         matches!(self.phase, SessionPhase::Full(_))
             & self.opening.is_none()
             & self.stalled.is_none()
-            & self.receiver.is_ordinary()
+            & self.receiver.allows_fast_path()
     }
 
     /// Whether the upper layer withholds a complete FPDU.

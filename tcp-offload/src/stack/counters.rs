@@ -70,6 +70,17 @@ crate::counters! {
     }
 }
 
+impl StackCounters {
+    /// Counts `frames` received frames, whose checksums are `partial` or not.
+    #[inline]
+    pub(super) fn note_frames(&mut self, frames: u64, partial: bool) {
+        self.frames_in += frames;
+        if partial {
+            self.partial_checksum += frames;
+        }
+    }
+}
+
 /// Number of entries in each table of a stack that a peer can fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSizes {

@@ -192,7 +192,7 @@ impl<U: Ulp> Stack<U> {
         let mut tcp = self.rebuild(now, &half, segment);
         // The connection that may follow does not know of this answer, so it promises no more than the SYN-ACK.
         tcp.keep_window();
-        tcp.receive(now, link, segment);
+        tcp.receive_one(now, link, segment);
         if tcp.owes_bare_ack() && !self.may_challenge(now) {
             tcp.drop_bare_ack();
         }

@@ -23,8 +23,8 @@ mod paths;
 mod postponed;
 mod receive;
 mod recent;
+mod run;
 mod source;
-mod straight;
 mod strangers;
 mod streaming;
 #[cfg(test)]
@@ -102,6 +102,16 @@ struct ConnSlot<P> {
     reported: Reported,
 }
 
+/// What may have changed a connection since its timer was armed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Any,
+    /// Predicted segments only. Before them, its timers were not due before `bound`.
+    Predicted {
+        bound: Option<Instant>,
+    },
+}
+
 /// The connections, listeners and timers of one engine.
 pub struct Stack<U: Ulp> {
     config: StackConfig,
@@ -155,7 +165,7 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// A time before which no timer of this connection is due, of TCP or of the framing. An [ordinary](Self::is_ordinary)
+    /// A time before which no timer of this connection is due, of TCP or of the framing. An [ordinary](Self::allows_fast_path)
     /// connection has none of the framing.
     #[inline]
     fn deadline_bound(&self, ordinary: bool) -> Option<Instant> {
@@ -167,17 +177,17 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
     /// Whether nothing has to be reported, freed or accounted: the connection is open, has no waiting request, and uses
     /// no memory that connections share in either direction.
     #[inline]
-    fn is_ordinary(&self) -> bool {
-        self.tcp.is_ordinary()
+    fn allows_fast_path(&self) -> bool {
+        self.tcp.allows_fast_path()
             && self.pending.is_none()
             && self.reported == Reported::Nothing
             && (self.held | self.spilled) == 0
-            && either!(&self.session => is_ordinary())
+            && either!(&self.session => allows_fast_path())
     }
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// The next work of the connection, unless it waits for free frames. Whether it is [ordinary](Self::is_ordinary) is known.
+    /// The next work of the connection, unless it waits for free frames. Whether it is [ordinary](Self::allows_fast_path) is known.
     fn next_work<U: Ulp<Placed = P>>(&self, ordinary: bool, polling: Polling, ulp: &U, conn: ConnId) -> Work {
         let sends = match self.tcp.wants_to_transmit() {
             Wants::Yes => true,
@@ -429,7 +439,7 @@ impl<U: Ulp> Stack<U> {
             self.sweep.request(now);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return Some(starved_in_a_row) };
-        let ordinary = sent.closed.is_none() && slot.is_ordinary();
+        let ordinary = sent.closed.is_none() && slot.allows_fast_path();
         slot.supply = if sent.dry && ordinary { Supply::Dry } else { Supply::Unknown };
         if !ordinary {
             self.report_and_free(link, index, sent.closed, ulp);
@@ -504,26 +514,57 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        let ordinary =
-            closed.is_none() && self.slots.get(index as usize).is_some_and(|slot| slot.is_ordinary());
-        if !ordinary {
+        let fast =
+            closed.is_none() && self.slots.get(index as usize).is_some_and(|slot| slot.allows_fast_path());
+        if !fast {
             self.settle(now, link, index, closed, ulp);
         }
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        self.timers.arm(index, slot.deadline_bound(ordinary));
-        self.plan(index, ordinary, ulp);
+        self.schedule(index, fast, Change::Any, ulp);
     }
 
-    /// Records the next work of a connection, unless it is known to have something to send.
-    fn plan(&mut self, index: u32, ordinary: bool, ulp: &U) {
-        let Some(slot) = self.slots.get(index as usize) else { return };
-        if self.turns.work(index) != Work::Send {
-            let conn = ConnId { index, generation: slot.generation };
-            self.turns.set(index, slot.next_work(ordinary, self.polling, ulp, conn));
+    /// [`Self::after_change`] for a connection that [allows the fast path](ConnSlot::allows_fast_path) and has received predicted
+    /// segments only. Before them, its timers were not due before `bound`.
+    #[expect(clippy::inline_always, reason = "each of its two callers knows some of the arguments")]
+    #[inline(always)]
+    fn after_predicted(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        bound: Option<Instant>,
+        ulp: &mut U,
+    ) {
+        if self.slots.get(index as usize).is_some_and(|slot| slot.tcp.has_mtu_news()) {
+            return self.after_change(now, link, index, None, ulp);
         }
+        self.schedule(index, true, Change::Predicted { bound }, ulp);
     }
 
-    /// The part of [`Self::after_change`] for a connection that is not ordinary.
+    /// Arms the timer of a connection, and records its next work, unless it is known to have something to send. `fast`: whether it
+    /// [allows the fast path](ConnSlot::allows_fast_path).
+    #[expect(clippy::inline_always, reason = "each of its two callers knows some of the arguments")]
+    #[inline(always)]
+    fn schedule(&mut self, index: u32, fast: bool, change: Change, ulp: &U) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
+        debug_assert!(!fast || slot.allows_fast_path());
+        let bound = slot.deadline_bound(fast);
+        if change != (Change::Predicted { bound }) {
+            self.timers.arm(index, bound);
+        }
+        let conn = ConnId { index, generation: slot.generation };
+        let work = match self.turns.work(index) {
+            Work::Send => return,
+            Work::Nothing | Work::Ack if change != Change::Any && slot.only_acknowledges() => {
+                let work = slot.next_ack(self.polling);
+                debug_assert_eq!(work, slot.next_work(fast, self.polling, ulp, conn));
+                work
+            }
+            _ => slot.next_work(fast, self.polling, ulp, conn),
+        };
+        self.turns.set(index, work);
+    }
+
+    /// The part of [`Self::after_change`] for a connection that does not allow the fast path.
     fn settle(
         &mut self,
         now: Instant,

@@ -3,7 +3,7 @@
 //! answer is on its way:
 //!
 //! - what the acknowledgment in the segment of the message changes in TCP
-//!   ([`receive_and_postpone`](crate::tcp::Connection::receive_and_postpone)): acknowledged segments are released, the round-trip time
+//!   ([`catch_up`](crate::tcp::Connection::catch_up)): acknowledged segments are released, the round-trip time
 //!   is measured;
 //! - timers and the next work of the connection.
 //!
@@ -30,9 +30,9 @@ impl<U: Ulp> Stack<U> {
     fn do_postponed(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
         let Some(slot) = self.slot(conn) else { return };
         slot.tcp.catch_up(now, link);
-        if slot.is_ordinary() {
-            // The segment was an expected one. The stack has not learnt of the deadlines since then.
-            self.after_expected(now, link, conn.index, None, ulp);
+        if slot.allows_fast_path() {
+            // The segment was predicted; its timers are not in the table yet.
+            self.after_predicted(now, link, conn.index, None, ulp);
         } else {
             self.after_change(now, link, conn.index, None, ulp);
         }

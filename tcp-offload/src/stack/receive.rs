@@ -1,4 +1,5 @@
-//! The general path of received frames. The expected ones of undisturbed connections take the path of `straight`.
+//! A received frame on its way to its connection, and its payload on the way to the framing. Frames of one connection that follow one
+//! another are in `run`.
 
 use super::Stack;
 use crate::{
@@ -16,11 +17,11 @@ impl<U: Ulp> Stack<U> {
         self.receive_run(now, link, &mut Batch::from(frame), ulp);
     }
 
-    /// Processes the first of the received frames in `frames`, and those that come next on the straight path: expected segments
-    /// of the same connection. The others stay in `frames`.
+    /// Processes the first of the received frames in `frames`, and those that follow while they are segments of the same connection
+    /// that header prediction admits. The others stay in `frames`.
     pub fn receive_run(&mut self, now: Instant, link: &mut dyn Link, frames: &mut Batch, ulp: &mut U) {
         self.catch_up(now, link, ulp);
-        if !self.receive_straight(now, link, frames, ulp)
+        if !self.receive_recent(now, link, frames, ulp)
             && let Some(frame) = frames.next()
         {
             self.counters.frames_in += 1;
@@ -31,10 +32,6 @@ impl<U: Ulp> Stack<U> {
     /// Processes a frame of any kind.
     #[inline(never)]
     fn receive_any(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
-        if let Some((index, segment)) = self.recent.read(link, &frame) {
-            self.counters.partial_checksum += u64::from(segment.partial_checksum);
-            return self.receive_known(now, link, index, &segment, frame, ulp);
-        }
         match wire::parse(link, &frame) {
             Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
             Ok(Inbound::Icmp(error)) => {
@@ -85,7 +82,7 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// Processes a segment of connection `index`.
-    fn receive_known(
+    pub(super) fn receive_known(
         &mut self,
         now: Instant,
         link: &mut dyn Link,
@@ -101,13 +98,13 @@ impl<U: Ulp> Stack<U> {
             return link.recycle(frame);
         }
         slot.tcp.follow_queue(segment.queue);
-        let receipt = slot.tcp.receive(now, link, segment);
+        let receipt = slot.tcp.receive_one(now, link, segment);
         self.apply_receipt(now, link, index, &receipt, frame, ulp);
     }
 
     /// Passes what TCP found in a segment to the layers above.
-    #[inline]
-    fn apply_receipt(
+    #[inline(never)]
+    pub(super) fn apply_receipt(
         &mut self,
         now: Instant,
         link: &mut dyn Link,
@@ -142,7 +139,8 @@ impl<U: Ulp> Stack<U> {
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
         let path = slot.tcp.path();
-        let carried = Carried { payload: *arrival, frame, spare };
+        let fast = either!(&slot.session => allows_fast_path());
+        let carried = Carried { payload: *arrival, frame, spare, fast };
         let taken = slot.session.receive(now, ulp, conn, path, link, carried);
         self.payload_offered(now, conn.index, arrival, taken);
     }

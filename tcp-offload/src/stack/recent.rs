@@ -31,13 +31,6 @@ impl Recent {
         Some((self.index?, self.template.as_ref()?))
     }
 
-    /// The connection of `frame` and the segment in it, if it is a plain segment of the same connection as the last one.
-    pub(super) fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<(u32, Segment)> {
-        let (index, template) = self.template()?;
-        let plain = template.read(link, frame)?;
-        Some((index, template.segment(&plain, frame.queue())))
-    }
-
     /// Drops the connection: it has been removed, and its flow may belong to another one.
     pub(super) fn forget(&mut self) {
         *self = Self::default();

@@ -129,7 +129,7 @@ pub struct Connection {
     /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
-    /// See [`Connection::receive_and_postpone`].
+    /// See [`Connection::catch_up`].
     pub(super) postponed: Option<PredictedAck>,
 }
 
@@ -490,7 +490,7 @@ impl Connection {
     /// Whether the connection is open in both directions, and has nothing to report to the stack: no end, not even a FIN beyond a
     /// gap, no news of the path, no payload on the heap.
     #[inline]
-    pub fn is_ordinary(&self) -> bool {
+    pub fn allows_fast_path(&self) -> bool {
         // The last two are nearly always true, so both are tested at once.
         matches!(self.stage, Stage::Established(_))
             && !self.mtu_news

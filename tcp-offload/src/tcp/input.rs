@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::{
     Algorithm, Connection, Receipt,
     marks::Marks,
+    prediction::Run,
     queue::Block,
     receiver::Verdict,
     sender::{Ack, After},
@@ -28,12 +29,32 @@ enum Next {
 }
 
 impl Connection {
-    /// Processes a segment of this flow, except for taking its payload.
-    pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
-        if let Some(plain) = segment.predictable().filter(|plain| self.predicts(now, plain)) {
-            let acked = self.receive_predicted(now, link, plain);
-            return Receipt { acked, arrival: self.predicted_payload(&plain), ..Receipt::default() };
+    /// Processes the next segment of `run`, except for taking its payload: by header prediction if that admits `core`, else by all
+    /// rules of RFC 9293 section 3.10.7, for which `whole` makes the segment.
+    #[expect(clippy::inline_always, reason = "the first arm returns its receipt in registers")]
+    #[inline(always)]
+    pub fn receive(
+        &mut self,
+        link: &mut dyn Link,
+        run: &mut Run,
+        core: Option<&SegmentCore>,
+        whole: impl FnOnce() -> Segment,
+    ) -> Receipt {
+        if let Some(receipt) = core.and_then(|core| self.receive_predicted(link, run, core)) {
+            return receipt;
         }
+        run.end();
+        self.receive_any(run.now, link, &whole())
+    }
+
+    /// [`Self::receive`] for a segment on its own.
+    pub fn receive_one(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
+        self.receive(link, &mut Run::new(now), segment.predictable().as_ref(), || *segment)
+    }
+
+    /// The general arm of [`Self::receive`].
+    #[inline(never)]
+    fn receive_any(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
         self.counters.segments_in += 1;
         let mut receipt = Receipt::default();
         match self.stage {
@@ -181,7 +202,8 @@ impl Connection {
 
     /// Records what every acceptable segment tells, besides its acknowledgment and payload: that the peer lives, its timestamp and
     /// its congestion mark.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each arm of `receive` has one call of it")]
+    #[inline(always)]
     pub(super) fn note_acceptable(&mut self, now: Instant, segment: &SegmentCore, cwr: bool) {
         self.note_life(now);
         self.learn_timestamp(now, segment.seq, segment.timestamps);
@@ -355,7 +377,7 @@ impl Connection {
     /// newly acknowledged all data, if it has.
     ///
     /// `PREDICTED`: [header prediction](Self::predicts) has admitted it. `now` is later than its arrival if it was
-    /// [postponed](Self::receive_and_postpone).
+    /// [postponed](Self::catch_up).
     #[expect(clippy::inline_always, reason = "each arm has one call of it")]
     #[inline(always)]
     pub(super) fn process_ack<const PREDICTED: bool>(

@@ -38,6 +38,7 @@ pub(crate) use connection::ChallengeBudget;
 pub use connection::Connection;
 pub use isn::{Isn, IsnKey};
 pub use pmtu::{PathMtu, PathMtuConfig};
+pub use prediction::Run;
 
 use std::time::Duration;
 

@@ -1,24 +1,23 @@
 //! Postponed acknowledgments. The segment that a busy application waits for also acknowledges the one that it sent before. What
 //! TCP does with that acknowledgment can wait until the application has answered: meanwhile the peer gets the answer.
 
-use super::Connection;
+use super::{Connection, prediction::PredictedAck};
 use crate::{link::Link, seq::StreamOffset, time::Instant, wire::SegmentCore};
 
 impl Connection {
-    /// Like [`Self::receive_predicted`], but leaves what the acknowledgment changes in TCP to [`Self::catch_up`], which must precede
-    /// the next segment and the next timer. Until then, TCP sends as if the acknowledgment had not arrived. Returns `None`, and does
-    /// nothing, unless the segment has payload and acknowledges the only segment in flight.
+    /// Whether the acknowledgment in a predicted segment may be [postponed](Self::postpone): the segment has payload, and acknowledges
+    /// the only segment in flight.
     #[inline]
-    pub fn receive_and_postpone(&mut self, now: Instant, segment: &SegmentCore) -> Option<StreamOffset> {
-        let answers = segment.payload_len > 0
-            && self.tx.queue.len() == 1
-            && segment.ack == self.tx.seq_at(self.tx.nxt());
-        answers.then(|| {
-            self.note_predicted(now, segment);
-            let ack = self.predicted_ack(now, segment);
-            self.postponed = Some(ack);
-            ack.number
-        })
+    pub(super) fn may_postpone(&self, segment: &SegmentCore) -> bool {
+        segment.payload_len > 0 && self.tx.queue.len() == 1 && segment.ack == self.tx.seq_at(self.tx.nxt())
+    }
+
+    /// Leaves what `ack` changes in TCP to [`Self::catch_up`], which must precede the next segment and the next timer. Until then, TCP
+    /// sends as if the acknowledgment had not arrived.
+    #[inline]
+    pub(super) fn postpone(&mut self, ack: PredictedAck) -> StreamOffset {
+        self.postponed = Some(ack);
+        ack.number
     }
 
     /// Processes the postponed acknowledgment.
@@ -28,7 +27,7 @@ impl Connection {
         }
     }
 
-    /// Whether an acknowledgment is [postponed](Self::receive_and_postpone).
+    /// Whether an acknowledgment is [postponed](Self::catch_up).
     #[inline]
     pub fn has_postponed(&self) -> bool {
         self.postponed.is_some()

@@ -1,12 +1,11 @@
-//! Header prediction: the segments of an undisturbed transfer take a straight path through the rules of RFC 9293 section
-//! 3.10.7.4. Such a segment is the next one in order, has no control bit but ACK and PSH and no option but timestamps, and
-//! acknowledges all or a part of what is in flight, while nothing is lost, retransmitted or beyond a gap.
+//! Header prediction: the first arm of [`Connection::receive`]. It admits the next segment in order that has no control bit but ACK and
+//! PSH and no option but timestamps, and acknowledges all or a part of what is in flight, while nothing is lost, retransmitted or
+//! beyond a gap. Of the rules of RFC 9293 section 3.10.7.4, the arm applies those that can have an effect on such a segment.
 //!
-//! The path applies the rules of `input` and `sender` that can have an effect on such a segment, and no others. Both
-//! paths have the same outcome, which a property test compares.
+//! Within a [`Run`], a segment that repeats the acknowledgment of the one before it only adds payload.
 
 use super::{
-    Connection, NewPayload,
+    Connection, NewPayload, Receipt,
     receiver::Receiver,
     sender::{Ack, Sender},
     stage::Stage,
@@ -30,10 +29,41 @@ pub(super) struct PredictedAck {
     pub window: u32,
 }
 
-impl Connection {
-    /// Whether the segment is the expected one, so that [`Self::receive_predicted`] may process it.
+/// The segments of one connection that follow one another in a batch of frames.
+#[derive(Debug)]
+pub struct Run {
+    /// When the batch arrived.
+    pub(super) now: Instant,
+    /// Whether the acknowledgment in the next segment [may be postponed](Connection::catch_up).
+    pub may_postpone: bool,
+    /// The last segment, if it was predicted.
+    last: Option<SegmentCore>,
+}
+
+impl Run {
+    /// A run without segments. The batch has arrived at `now`.
+    pub const fn new(now: Instant) -> Self {
+        Self { now, may_postpone: false, last: None }
+    }
+
+    /// Records that header prediction has not admitted the last segment.
     #[inline]
-    pub fn predicts(&self, now: Instant, segment: &SegmentCore) -> bool {
+    pub(super) fn end(&mut self) {
+        self.last = None;
+    }
+
+    /// Whether header prediction has admitted the last segment: the connection has changed its state in no way, and its receipt has
+    /// an acknowledgment and payload at most.
+    #[inline]
+    pub const fn is_predicted(&self) -> bool {
+        self.last.is_some()
+    }
+}
+
+impl Connection {
+    /// Whether header prediction admits the segment.
+    #[inline]
+    pub(super) fn predicts(&self, now: Instant, segment: &SegmentCore) -> bool {
         #[cfg(test)]
         if !super::testing::straight_paths() {
             return false;
@@ -49,22 +79,33 @@ impl Connection {
             }
     }
 
-    /// Processes a segment that [`Self::predicts`] admits, except for its payload, which is [`Self::predicted_payload`].
-    /// Returns the offset below which the peer has newly acknowledged all data, if it has. The state stays the same.
-    pub fn receive_predicted(
+    /// The first arm of [`Self::receive`]. Returns `None`, and has changed nothing, unless the segment is predicted.
+    #[expect(clippy::inline_always, reason = "see `receive`")]
+    #[inline(always)]
+    pub(super) fn receive_predicted(
         &mut self,
-        now: Instant,
         link: &mut dyn Link,
-        segment: SegmentCore,
-    ) -> Option<StreamOffset> {
-        self.note_predicted(now, &segment);
-        let ack = self.predicted_ack(now, &segment);
-        self.take_ack(now, link, ack)
+        run: &mut Run,
+        segment: &SegmentCore,
+    ) -> Option<Receipt> {
+        let acked = if run.last.as_ref().is_some_and(|last| self.continues(run.now, last, segment)) {
+            self.receive_continuation(segment);
+            None
+        } else if !self.mtu_news && self.predicts(run.now, segment) {
+            let postpones = run.may_postpone && self.may_postpone(segment);
+            self.note_predicted(run.now, segment);
+            let ack = self.predicted_ack(run.now, segment);
+            if postpones { Some(self.postpone(ack)) } else { self.take_ack(run.now, link, ack) }
+        } else {
+            return None;
+        };
+        run.last = Some(*segment);
+        Some(Receipt { acked, arrival: self.predicted_payload(segment), ..Receipt::default() })
     }
 
     /// The part of [`Self::receive_predicted`] that concerns the peer's data and the next acknowledgment of it.
     #[inline]
-    pub(super) fn note_predicted(&mut self, now: Instant, segment: &SegmentCore) {
+    fn note_predicted(&mut self, now: Instant, segment: &SegmentCore) {
         self.counters.segments_in += 1;
         self.note_acceptable(now, segment, false);
         self.rx.note_length(segment.payload_len);
@@ -72,7 +113,7 @@ impl Connection {
 
     /// The acknowledgment in a segment that [`Self::predicts`] admits.
     #[inline]
-    pub(super) fn predicted_ack(&self, now: Instant, segment: &SegmentCore) -> PredictedAck {
+    fn predicted_ack(&self, now: Instant, segment: &SegmentCore) -> PredictedAck {
         PredictedAck {
             at: now,
             number: self.tx.una() + self.tx.ahead_of_una(segment.ack).unsigned_abs(),
@@ -105,10 +146,10 @@ impl Connection {
         self.process_ack::<true>(now, link, &ack)
     }
 
-    /// Whether `next` continues `last`, the last segment that [`Self::receive_predicted`] or [`Self::receive_continuation`] has
-    /// processed and whose payload was taken: it is the next one in order, and all that it tells is its payload.
+    /// Whether `next` continues `last`, the predicted segment before it in a [`Run`], whose payload was taken: it is the next one in
+    /// order, and only its payload is new.
     #[inline]
-    pub fn continues(&self, now: Instant, last: &SegmentCore, next: &SegmentCore) -> bool {
+    fn continues(&self, now: Instant, last: &SegmentCore, next: &SegmentCore) -> bool {
         last.payload_len > 0
             && next.payload_len > 0
             && next.payload_len as u64 <= self.rx.window()
@@ -127,7 +168,7 @@ impl Connection {
     /// is not processed again: timestamps count for the first segment behind the last ACK, and the acknowledgment number, the
     /// window and the congestion mark are the same.
     #[inline]
-    pub fn receive_continuation(&mut self, segment: &SegmentCore) {
+    fn receive_continuation(&mut self, segment: &SegmentCore) {
         self.counters.segments_in += 1;
         self.tx.repeat_ack(segment.seq);
         self.rx.note_length(segment.payload_len);
@@ -135,7 +176,7 @@ impl Connection {
 
     /// The payload of a segment that [`Self::predicts`] has admitted, if it has one.
     #[inline]
-    pub fn predicted_payload(&self, segment: &SegmentCore) -> Option<NewPayload> {
+    fn predicted_payload(&self, segment: &SegmentCore) -> Option<NewPayload> {
         let (offset, len) = (self.rx.next(), segment.payload_len);
         (len > 0).then(|| NewPayload {
             offset,

@@ -120,7 +120,11 @@ impl Template {
 
     /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums, or
     /// [partial](Self::partial_checksum) ones.
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "nearly all segments of a run are read by one of its two callers"
+    )]
+    #[inline(always)]
     pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<SegmentCore> {
         let head = link.rx_head(frame);
         let (payload_start, len, fixed) = match &self.common {
@@ -178,8 +182,8 @@ impl Template {
     }
 
     /// The whole of a segment that was [read](Self::read) from a frame of `queue`.
-    pub fn segment(&self, plain: &SegmentCore, queue: QueueId) -> Segment {
-        let SegmentCore { seq, ack, psh, window, timestamps, ecn, payload_start, payload_len } = *plain;
+    pub fn segment(&self, core: &SegmentCore, queue: QueueId) -> Segment {
+        let SegmentCore { seq, ack, psh, window, timestamps, ecn, payload_start, payload_len } = *core;
         Segment {
             queue,
             seq,

@@ -71,7 +71,7 @@ fn allocations(
             contiguous: start as u64,
             pushed: true,
         };
-        let carried = Carried { payload, frame, spare: usize::MAX };
+        let carried = Carried { payload, frame, spare: usize::MAX, fast: session.allows_fast_path() };
         let mut taken = false;
         let used = measure(|| {
             let outcome = session.receive(Instant::ZERO, ulp, CONN, &path, link, carried);

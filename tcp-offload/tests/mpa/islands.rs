@@ -212,12 +212,12 @@ fn a_session_that_knows_placed_fpdus_is_not_ordinary() {
     let (start, data) = (end.contiguous, ulpdus(&[1400; 3]));
     let stream = Reference::new(&data, true, true);
     let second = stream.ranges[1].0;
-    assert!(end.session.is_ordinary());
+    assert!(end.session.allows_fast_path());
     assert!(!end.receive(start + second, &stream.bytes[second..stream.ranges[2].0 + 600]));
     assert_eq!((end.ulp.placed.len(), end.session.held_bytes()), (1, 0));
-    assert!(!end.session.is_ordinary());
+    assert!(!end.session.allows_fast_path());
     assert!(end.receive(start, &stream.bytes));
-    assert!(end.session.is_ordinary());
+    assert!(end.session.allows_fast_path());
     assert_eq!((end.ulp.placed.len(), &end.ulp.delivered), (3, &data));
 }
 

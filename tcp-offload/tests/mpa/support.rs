@@ -306,7 +306,7 @@ impl End {
         };
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let carried = Carried { payload, frame, spare: usize::MAX };
+        let carried = Carried { payload, frame, spare: usize::MAX, fast: session.allows_fast_path() };
         let took = session.receive(self.now, ulp, CONN, &path, link, carried);
         let held = session.held_bytes() > 0 || session.holds_undelivered() || !session.is_reading();
         assert!(

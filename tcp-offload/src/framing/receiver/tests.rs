@@ -69,12 +69,12 @@ impl Lab {
             contiguous: 0,
             pushed: true,
         };
-        let carried = Carried { payload: arrival, frame, spare: 0 };
+        let carried = Carried { payload: arrival, frame, spare: 0, fast: false };
         let mut upper = Upper { ulp: &mut self.ulp, conn: CONN };
         let mut taken = false;
         let steps = steps::of(|| {
             let (receiver, link) = (&mut self.receiver, &mut self.link);
-            let (ok, outcome) = receiver.receive(Instant::ZERO, &mut upper, link, carried, most);
+            let (ok, outcome) = receiver.receive(Instant::ZERO, &mut upper, link, carried, most, Ok(()));
             assert_eq!(outcome, Ok(()));
             taken = ok;
         });

@@ -99,10 +99,10 @@ impl Lab {
         let contiguous = self.seen.iter().position(|seen| !seen).unwrap_or(stream.len()) as u64;
         let payload =
             tcp::NewPayload { offset: from as u64, start: 0, len: to - from, contiguous, pushed: true };
-        let carried = Carried { payload, frame, spare: 0 };
+        let carried = Carried { payload, frame, spare: 0, fast: false };
         let mut upper = Upper { ulp: &mut self.log, conn: CONN };
         let (taken, outcome) =
-            self.receiver.receive(Instant::ZERO, &mut upper, &mut self.link, carried, usize::MAX);
+            self.receiver.receive(Instant::ZERO, &mut upper, &mut self.link, carried, usize::MAX, Ok(()));
         assert!(taken && outcome.is_ok(), "{outcome:?}");
     }
 }

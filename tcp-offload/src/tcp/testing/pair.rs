@@ -67,7 +67,7 @@ impl End {
             return;
         }
         let Some(conn) = &mut self.conn else { return };
-        let receipt = conn.receive(now, &mut self.link, segment);
+        let receipt = conn.receive_one(now, &mut self.link, segment);
         self.established |= receipt.established;
         self.closed = self.closed.or(receipt.closed);
         if let Some(acked) = receipt.acked {

@@ -134,7 +134,7 @@ impl Script {
         send(&mut self.peer, &self.headers, &fields, payload, offset);
         let mut last = Receipt::default();
         for (segment, payload) in receive(&mut self.link) {
-            last = self.conn.receive(self.now, &mut self.link, &segment);
+            last = self.conn.receive_one(self.now, &mut self.link, &segment);
             self.closed = self.closed.or(last.closed);
             self.acked = self.acked.max(last.acked.unwrap_or(0));
             if let Some(arrival) = last.arrival.filter(|_| self.take) {
@@ -150,7 +150,7 @@ impl Script {
     pub(crate) fn inject_anything(&mut self, fields: Fields, payload: usize) {
         send(&mut self.peer, &self.headers, &fields, payload, 0);
         for (segment, _) in receive(&mut self.link) {
-            let receipt = self.conn.receive(self.now, &mut self.link, &segment);
+            let receipt = self.conn.receive_one(self.now, &mut self.link, &segment);
             if let Some(arrival) = receipt.arrival {
                 assert!(arrival.start >= segment.payload_start);
                 assert!(arrival.start + arrival.len <= segment.payload_start + segment.payload_len);
