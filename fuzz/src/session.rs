@@ -133,13 +133,14 @@ impl End {
         let payload =
             NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64, pushed: true };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
+        let fast = session.allows_fast_path();
         let took = session.receive(
             Instant::ZERO,
             ulp,
             CONN,
             &path(),
             link,
-            Carried { payload, frame, spare: usize::MAX },
+            Carried { payload, frame, spare: usize::MAX, fast },
         );
         assert!(took != Taken::Whole || session.held_bytes() == 0, "bytes are held of a whole payload");
         let took = took != Taken::Not;
