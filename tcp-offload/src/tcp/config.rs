@@ -1,6 +1,6 @@
 //! [`TcpConfig`]: the settings of a connection, with the reason for each default.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
 use super::{PathMtuConfig, timers::TICK};
 use crate::wire::HOP_LIMIT;
@@ -25,6 +25,43 @@ pub enum Algorithm {
     Cubic,
     /// RFC 8257, for networks whose switches mark early and whose hosts all run it. Needs ECN.
     Dctcp,
+    /// BBR, version 3 (draft-ietf-ccwg-bbr-06), for paths that lose segments without congestion. It paces, so its segments
+    /// leave by a timer.
+    Bbr,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::NewReno, Self::Cubic, Self::Dctcp, Self::Bbr];
+
+    /// The name that the kernel has for it (`TCP_CONGESTION`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NewReno => "reno",
+            Self::Cubic => "cubic",
+            Self::Dctcp => "dctcp",
+            Self::Bbr => "bbr",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is none of a congestion control.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no congestion control has this name: there are reno, cubic, dctcp and bbr")]
+pub struct UnknownAlgorithm;
+
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or(UnknownAlgorithm)
+    }
 }
 
 /// Keepalive times (RFC 9293 section 3.8.4).
@@ -146,6 +183,9 @@ pub struct Tuning {
     pub hop_limit: u8,
     /// See [`TcpConfig::answer_delay`].
     pub answer_delay: Option<Duration>,
+    /// See [`TcpConfig::algorithm`]. [`Algorithm::Dctcp`] is negotiated with the SYN: an open connection neither begins nor
+    /// ceases to use it.
+    pub algorithm: Algorithm,
 }
 
 impl Default for Keepalive {
@@ -179,6 +219,7 @@ impl Tuning {
             dscp: self.dscp & 0x3f,
             hop_limit: self.hop_limit.max(1),
             answer_delay: self.answer_delay.map(|delay| delay.clamp(TICK, MOST_ACK_DELAY)),
+            algorithm: self.algorithm,
         }
     }
 }
@@ -220,16 +261,16 @@ impl TcpConfig {
 
     /// The settings that can be changed while the connection is open.
     pub fn tuning(&self) -> Tuning {
-        let Self { user_timeout, keepalive, dscp, hop_limit, answer_delay, .. } = *self;
-        Tuning { user_timeout, keepalive, dscp, hop_limit, answer_delay }
+        let Self { user_timeout, keepalive, dscp, hop_limit, answer_delay, algorithm, .. } = *self;
+        Tuning { user_timeout, keepalive, dscp, hop_limit, answer_delay, algorithm }
     }
 
     /// Replaces these settings.
     pub(super) fn apply(&mut self, tuning: Tuning) {
-        let Tuning { user_timeout, keepalive, dscp, hop_limit, answer_delay } = tuning;
+        let Tuning { user_timeout, keepalive, dscp, hop_limit, answer_delay, algorithm } = tuning;
         (self.user_timeout, self.keepalive) = (user_timeout, keepalive);
         (self.dscp, self.hop_limit) = (dscp, hop_limit);
-        self.answer_delay = answer_delay;
+        (self.answer_delay, self.algorithm) = (answer_delay, algorithm);
     }
 }
 

@@ -443,7 +443,15 @@ impl Connection {
 
     /// Changes the settings of this connection only.
     pub fn tune(&mut self, now: Instant, tuning: &Tuning) {
-        let tuning = tuning.clamped();
+        let mut tuning = tuning.clamped();
+        let before = self.config.algorithm;
+        let negotiated = !matches!(self.stage, Stage::SynSent(..));
+        if negotiated && (before == Algorithm::Dctcp) != (tuning.algorithm == Algorithm::Dctcp) {
+            tuning.algorithm = before;
+        }
+        if tuning.algorithm != before {
+            self.tx.control_by(now, tuning.algorithm);
+        }
         let Tuning { dscp, hop_limit, .. } = tuning;
         Arc::make_mut(&mut self.config).apply(tuning);
         self.tx.user_timeout_ns = nanos(tuning.user_timeout);
@@ -536,8 +544,10 @@ impl Connection {
             srtt: self.tx.rtt.srtt(),
             min_rtt: self.tx.rtt.min(),
             rto: self.tx.rtt.base_rto(),
+            congestion: self.config.algorithm,
             cwnd,
             ssthresh,
+            pacing_rate: self.tx.pacing_rate(),
             in_flight: self.tx.pipe(),
             snd_wnd: self.tx.snd_wnd(),
             rcv_wnd: self.rx.window(),

@@ -33,7 +33,7 @@ mod tests;
 mod timeouts;
 mod timers;
 
-pub use config::{Algorithm, Keepalive, TcpConfig, Tuning};
+pub use config::{Algorithm, Keepalive, TcpConfig, Tuning, UnknownAlgorithm};
 pub(crate) use connection::ChallengeBudget;
 pub use connection::Connection;
 pub use isn::{Isn, IsnKey};
@@ -186,10 +186,14 @@ pub struct Info {
     pub min_rtt: Option<Duration>,
     /// Retransmission time-out, without back-off.
     pub rto: Duration,
+    /// Congestion control.
+    pub congestion: Algorithm,
     /// Congestion window, in bytes.
     pub cwnd: u64,
     /// Slow start threshold, in bytes.
     pub ssthresh: u64,
+    /// Rate at which segments are paced, in bytes per second; `None` with a congestion control that does not pace.
+    pub pacing_rate: Option<u64>,
     /// Bytes believed to be in the network.
     pub in_flight: u64,
     /// The peer's window, in bytes.
@@ -259,6 +263,8 @@ crate::counters! {
         ecn_echoes,
         /// Reductions of the congestion window because of ECN-Echo (RFC 3168 section 6.1.2).
         ecn_reductions,
+        /// Times at which the pacer held the next segment back (`Algorithm::Bbr`).
+        paced,
         /// Segments cut into smaller ones, or given longer headers, before they were retransmitted.
         recut,
         /// Path MTU probes sent (RFC 4821).

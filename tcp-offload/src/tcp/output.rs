@@ -384,6 +384,7 @@ impl Connection {
         };
         if let End::Dry = end {
             turn.sent.dry = true;
+            self.tx.ran_dry();
             return self.nothing_new(turn);
         }
         self.ended_by(turn, &end)
@@ -416,6 +417,7 @@ impl Connection {
             None => return Ok(End::Closed),
         }
         let mut has_data = source.may_have_data();
+        let paces = self.tx.paces();
         let searches_mtu = self.mtu.is_searching(turn.now);
         let plan = self.plan(turn.link);
         let mut acknowledgement = None;
@@ -431,6 +433,9 @@ impl Connection {
                 Ok(room) => room,
                 Err(limit) => return Ok(End::Limit(limit)),
             };
+            if paces && !probe && self.is_held_by_pacing(turn.now) {
+                return Ok(End::Limit(Limit::Pacing));
+            }
             turn.check_room()?;
             if free < plan.reserved + chunks_of(plan.chunk_bytes, plan.header + room) {
                 return Err(turn.no_frame());
@@ -479,9 +484,19 @@ impl Connection {
             Limit::Congestion => self.tx.was_limited(),
             Limit::Window if self.tx.queue.is_empty() => self.persist(turn)?,
             Limit::Frames => turn.sent.short_of_frames = true,
-            Limit::Window => {}
+            Limit::Window | Limit::Pacing => {}
         }
         self.nothing_new(turn)
+    }
+
+    /// Whether the pacer holds the next segment back. Then the timer that ends this is armed.
+    fn is_held_by_pacing(&mut self, now: Instant) -> bool {
+        let until = self.tx.held_until(now);
+        if let Some(until) = until {
+            self.counters.paced += 1;
+            self.timers.arm(Timer::Pace, until);
+        }
+        until.is_some()
     }
 
     /// The window is too small for the data to send, and nothing is in flight whose ACK could open it: sends a window

@@ -2,14 +2,15 @@
 //! and congestion control what is sent when; `output` builds the frames.
 
 mod acks;
+mod paced;
 
 use std::time::Duration;
 
-pub(super) use self::acks::Ack;
+pub(super) use self::{acks::Ack, paced::Paced};
 
 use super::{
     TcpConfig,
-    congestion::{self, Congestion, CongestionControl, Window},
+    congestion::{Congestion, CongestionControl, Window},
     pmtu::Prober,
     queue::{Queue, SentSegment},
     rack::{DUP_THRESH, Rack, Tlp},
@@ -38,6 +39,8 @@ pub(super) enum Limit {
     Window,
     /// The connection retains too many chunks.
     Frames,
+    /// The pacer holds the next quantum back.
+    Pacing,
 }
 
 /// The send side of one connection.
@@ -57,6 +60,8 @@ pub(super) struct Sender {
     pub tlp: Tlp,
     pub prober: Prober,
     control: Box<dyn CongestionControl>,
+    /// For a controller that models the path and paces.
+    paced: Option<Box<Paced>>,
     pub window: Window,
     initial_window: u64,
     pub phase: RecoveryPhase,
@@ -90,6 +95,7 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(now: Instant, config: &TcpConfig, iss: SeqNum, smss: usize) -> Self {
         let initial_window = Window::initial(smss as u64, config.initial_window);
+        let (control, paced) = paced::control(now, config.algorithm, iss);
         Self {
             iss,
             una: 0,
@@ -103,7 +109,8 @@ impl Sender {
             rack: Rack::new(),
             tlp: Tlp::new(config),
             prober: Prober::default(),
-            control: congestion::new(config.algorithm),
+            control,
+            paced,
             window: Window { cwnd: initial_window, ssthresh: u64::MAX, smss: smss as u64 },
             initial_window,
             phase: RecoveryPhase::Open,
@@ -254,14 +261,21 @@ impl Sender {
         }
         self.window.cwnd = self.window.smss;
         let deadline = self.rack.rtt() + self.reo_wnd();
+        self.note_front_lost(now);
         if self.queue.front().is_some_and(|e| self.prober.is(e.end)) {
             self.prober.lost_alone(self.nxt, true);
         } else {
             self.prober.inconclusive();
         }
         self.queue.mark_lost(0);
-        self.queue
-            .mark_lost_while(Instant::from_nanos(u64::MAX), StreamOffset::MAX, |e| e.sent + deadline <= now);
+        let (control, paced) = (&mut self.control, &mut self.paced);
+        self.queue.mark_lost_while(Instant::from_nanos(u64::MAX), StreamOffset::MAX, |e| {
+            let lost = e.sent + deadline <= now;
+            if let Some(paced) = paced.as_deref_mut().filter(|_| lost) {
+                paced.lost(&mut **control, &self.window, (now, e.start, e.end), self.sack);
+            }
+            lost
+        });
         let frto = if may_be_spurious { Frto::Retransmitted } else { Frto::Off };
         self.phase = RecoveryPhase::Loss { high: self.nxt, frto };
         self.tlp.reset();
@@ -456,10 +470,14 @@ impl Sender {
     }
 
     /// The congestion window for new data: no more than the initial one after a pause longer than the retransmission
-    /// time-out (RFC 5681 section 4.1).
+    /// time-out (RFC 5681 section 4.1). A sender that paces causes no burst.
     fn cwnd_for_new_data(&self, now: Instant) -> u64 {
         let restarts = self.idle_since.is_some() && now > self.rtt.rto_after(self.last_sent);
-        if restarts { self.window.cwnd.min(self.initial_window) } else { self.window.cwnd }
+        if restarts && self.paced.is_none() {
+            self.window.cwnd.min(self.initial_window)
+        } else {
+            self.window.cwnd
+        }
     }
 
     /// Prepares for the first segment after an idle period: RFC 5681 section 4.1, RFC 9438 section 5.8.
@@ -470,6 +488,7 @@ impl Sender {
             self.idle_since = None;
             self.control.paused(now.since(since));
             self.window.cwnd = cwnd;
+            self.restart_paced(now);
             self.progress = now;
             self.waiting_since = Some(now);
         }
@@ -490,7 +509,11 @@ impl Sender {
             }
             RecoveryPhase::Open => {}
         }
+        let (start, end) = (entry.start, entry.end);
         self.queue.push(entry);
+        if self.paced.is_some() {
+            self.note_sent(now, start, end);
+        }
     }
 
     /// Tells F-RTO that there is no new data to send. Returns whether conventional recovery has begun.
@@ -504,6 +527,7 @@ impl Sender {
     /// Records that segment `index` was retransmitted.
     pub(super) fn resent(&mut self, now: Instant, index: usize) {
         self.queue.resent(index, now);
+        self.note_resent(now, index);
         self.last_sent = now;
         self.waiting_since.get_or_insert(now);
         if let RecoveryPhase::Recovery { prr, .. } = &mut self.phase

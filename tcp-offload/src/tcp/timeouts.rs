@@ -65,6 +65,8 @@ impl Connection {
                     self.timers.arm(Timer::Reorder, at);
                 }
             }
+            // The call of `transmit` that follows sends what was held.
+            Timer::Pace => {}
             Timer::Persist => self.on_persist(now),
             // A stream that flows brings a segment more often.
             Timer::DelayedAck => self.ack.expire(now - self.config.ack_hold / 2),

@@ -11,6 +11,8 @@ pub(super) enum Timer {
     Probe,
     /// RFC 8985 section 6.2: the reordering window of a segment ends.
     Reorder,
+    /// Pacing: the next quantum may be sent.
+    Pace,
     /// RFC 9293 section 3.8.6.1: zero-window probe.
     Persist,
     /// RFC 9293 section 3.8.6.3: delayed acknowledgment.
@@ -22,10 +24,11 @@ pub(super) enum Timer {
 }
 
 /// All timers, in the order in which timers due at the same time are handled.
-pub(super) const KINDS: [Timer; 7] = [
+pub(super) const KINDS: [Timer; 8] = [
     Timer::Retransmit,
     Timer::Probe,
     Timer::Reorder,
+    Timer::Pace,
     Timer::Persist,
     Timer::DelayedAck,
     Timer::Keepalive,

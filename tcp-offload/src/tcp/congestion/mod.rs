@@ -1,14 +1,24 @@
 //! Congestion control (RFC 5681): how the window grows, and how it is reduced on a sign of congestion. Loss detection,
 //! recovery and proportional rate reduction are elsewhere, because all algorithms share them.
 
+mod bbr;
 mod cubic;
 mod dctcp;
 mod hystart;
 mod new_reno;
+mod pacer;
+mod rate;
 
 use std::{fmt, time::Duration};
 
-pub(super) use self::{cubic::Cubic, dctcp::Dctcp, new_reno::NewReno};
+pub(super) use self::{
+    bbr::Bbr,
+    cubic::Cubic,
+    dctcp::Dctcp,
+    new_reno::NewReno,
+    pacer::{Pacer, Pacing},
+    rate::{Lost, RateSample, Sampler},
+};
 use super::Algorithm;
 use crate::{seq::StreamOffset, time::Instant};
 
@@ -49,6 +59,24 @@ pub(super) struct Acked {
     pub after_timeout: bool,
 }
 
+/// Measurements from an ACK of new data, cumulative or selective, for a controller that models the path.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ModelSample {
+    pub now: Instant,
+    pub rate: RateSample,
+    /// Round-trip time of the newest segment delivered, if it is not ambiguous.
+    pub rtt: Option<Duration>,
+    /// Bytes in flight after the ACK.
+    pub in_flight: u64,
+    /// The congestion window limited the sender in the last round trip.
+    pub cwnd_limited: bool,
+    /// A loss recovery is in progress after the ACK.
+    pub recovering: bool,
+    /// Selective acknowledgments report several losses in a round trip.
+    pub sack: bool,
+    pub initial_window: u64,
+}
+
 /// A sign of congestion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Congestion {
@@ -82,11 +110,35 @@ pub(super) trait CongestionControl: fmt::Debug + Send {
     /// The application, not the window, limited the sender for `pause`: that time does not count for the growth of the
     /// window.
     fn paused(&mut self, pause: Duration);
+
+    /// The pacing that the controller wants. A controller with one models the path: it sets the window itself, by the
+    /// samples, and no other rule does, except after a time-out.
+    fn pacing(&self) -> Option<Pacing> {
+        None
+    }
+
+    /// Processes an ACK that has delivered something.
+    fn sampled(&mut self, _window: &mut Window, _sample: &ModelSample) {}
+
+    /// Processes the loss of a segment, before the window is reduced for it. `sack`: the peer sends SACK.
+    fn lost(&mut self, _window: &Window, _lost: &Lost, _sack: bool) {}
+
+    /// Prepares for the first segment, and for the first one after a pause. `app_limited`: the application had nothing to
+    /// send meanwhile.
+    fn restarted(
+        &mut self,
+        _window: &mut Window,
+        _now: Instant,
+        _srtt: Option<Duration>,
+        _app_limited: bool,
+    ) {
+    }
 }
 
-/// The congestion control that the configuration selects.
-pub(super) fn new(algorithm: Algorithm) -> Box<dyn CongestionControl> {
+/// The congestion control that the configuration selects. `seed` differs between flows.
+pub(super) fn new(algorithm: Algorithm, seed: u64) -> Box<dyn CongestionControl> {
     match algorithm {
+        Algorithm::Bbr => Box::new(Bbr::new(seed)),
         Algorithm::NewReno => Box::new(NewReno::default()),
         Algorithm::Cubic => Box::new(Cubic::default()),
         Algorithm::Dctcp => Box::new(Dctcp::default()),

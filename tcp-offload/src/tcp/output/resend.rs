@@ -34,6 +34,9 @@ impl Connection {
     #[inline(never)]
     pub(super) fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         while let Some(index) = self.tx.next_resend() {
+            if self.is_held_by_pacing(turn.now) {
+                break;
+            }
             self.resend(turn, index)?;
         }
         Ok(())

@@ -87,6 +87,7 @@ impl Connection {
             && self.marks.boundary().is_none()
             && self.tx.phase == RecoveryPhase::Open
             && !self.tx.wants_to_retransmit()
+            && !self.tx.paces()
             && !self.mtu.is_searching(now)
             && self.headers.is_plain()
     }

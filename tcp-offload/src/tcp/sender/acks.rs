@@ -93,12 +93,16 @@ impl Sender {
         let resent =
             !PREDICTED && self.queue.front().is_some_and(|first| first.retransmitted && !first.sacked);
         self.update_window(ack.seq, ack.number, ack.window);
+        if self.paced.is_some() {
+            self.begin_sample(ack);
+        }
         let delivery = self.deliver::<PREDICTED>(link, clock, ack);
         let advanced = PREDICTED || ack.number > una;
         if advanced {
             self.advance(ack.now, ack.number, !PREDICTED && ack.marked);
         }
-        if let Some(sent) = delivery.sample() {
+        let sampled = delivery.sample();
+        if let Some(sent) = sampled {
             self.rtt.sample(ack.now, sent);
             self.tlp.measured = true;
         }
@@ -111,6 +115,9 @@ impl Sender {
             let duplicate = !advanced && ack.bare && had_data && edge == self.edge && ack.number == una;
             let first = resent && advanced && self.undo.as_ref().is_some_and(|undo| undo.from == una);
             self.recover(clock, counters, ack, &Progress { acked, duplicate, first, delivery });
+        }
+        if self.paced.is_some() {
+            self.end_sample(ack.now, sampled);
         }
         if advanced {
             self.waiting_since = Some(ack.now).filter(|_| !self.queue.is_empty());
@@ -250,7 +257,13 @@ impl Sender {
             delivery.sample_original = None;
         }
         if !PREDICTED && !ack.blocks.is_empty() {
-            self.queue.sack(ack.blocks, |entry| note(&mut delivery, entry));
+            let paced = &mut self.paced;
+            self.queue.sack(ack.blocks, |entry| {
+                note(&mut delivery, entry);
+                if let Some(paced) = paced {
+                    paced.sacked(ack.now, entry.start, entry.end);
+                }
+            });
         }
         delivery
     }
@@ -286,7 +299,7 @@ impl Sender {
             return false;
         }
         let fast = matches!(self.phase, RecoveryPhase::Recovery { .. });
-        if fast {
+        if fast && self.paced.is_none() {
             self.window.cwnd = self.window.ssthresh;
         }
         self.phase = RecoveryPhase::Open;
@@ -351,18 +364,22 @@ impl Sender {
     fn detect_losses(&mut self, now: Instant) -> bool {
         self.reorder_at = None;
         if !self.sack {
-            return self.detect_by_duplicates();
+            return self.detect_by_duplicates(now);
         }
         if !self.queue.is_disordered() {
             return false;
         }
         let reo_wnd = self.reo_wnd();
         let (rtt, prober) = (self.rack.rtt(), &mut self.prober);
+        let (control, paced) = (&mut self.control, &mut self.paced);
         let mut window_open = false;
         let new = self.queue.mark_lost_while(self.rack.xmit_ts, self.rack.end_seq, |entry| {
             window_open = entry.sent + rtt + reo_wnd > now;
             if !window_open {
                 prober.lost(entry.bytes());
+                if let Some(paced) = paced.as_deref_mut().filter(|_| !prober.is(entry.end)) {
+                    paced.lost(&mut **control, &self.window, (now, entry.start, entry.end), self.sack);
+                }
             }
             !window_open
         });
@@ -397,13 +414,14 @@ impl Sender {
         self.rack.reo_wnd(&self.rtt, self.phase != RecoveryPhase::Open, self.queue.sacked())
     }
 
-    fn detect_by_duplicates(&mut self) -> bool {
+    fn detect_by_duplicates(&mut self, now: Instant) -> bool {
         // The duplicate ACKs of a lost retransmission are those of its original: only a time-out detects its loss.
         let original = self.queue.front().is_some_and(|e| !e.retransmitted && !e.lost);
         let partial = matches!(self.phase, RecoveryPhase::Recovery { .. });
         let fresh =
             self.phase == RecoveryPhase::Open && self.duplicates >= DUP_ACKS && self.una >= self.recovered_to;
         if original && (partial || fresh) {
+            self.note_front_lost(now);
             self.queue.mark_lost(0);
             return true;
         }
@@ -489,6 +507,7 @@ impl Sender {
     /// Grows the window, or in fast recovery sets it by PRR. `lost` says whether the ACK has shown a loss.
     fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery, lost: bool) {
         match self.phase {
+            RecoveryPhase::Recovery { .. } if self.paced.is_some() => {}
             RecoveryPhase::Recovery { .. } => {
                 // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
                 let duplicate = u64::from(!self.sack && acked.is_none()) * self.window.smss;
@@ -518,7 +537,7 @@ impl Sender {
 
     /// Whether the congestion window limited the sender when it had sent up to `number`.
     #[inline]
-    fn was_limited_up_to(&self, number: StreamOffset) -> bool {
+    pub(super) fn was_limited_up_to(&self, number: StreamOffset) -> bool {
         self.limited_at.is_some_and(|at| number <= at)
     }
 

@@ -3,10 +3,12 @@
 
 mod pair;
 mod script;
+mod shared;
 
 pub(super) use self::{
     pair::Pair,
     script::{IRS, ISS, Script, offset},
+    shared::Shared,
 };
 
 use std::{cell::Cell, time::Duration};

@@ -7,6 +7,7 @@ mod ecn;
 mod handshake;
 mod hostile;
 mod liveness;
+mod lossy;
 mod paths;
 mod prediction;
 mod probing;
