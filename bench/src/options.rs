@@ -10,7 +10,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
-use xwarp_verbs::{Mode, ModePreference};
+use xwarp_verbs::{Algorithm, Mode, ModePreference};
 
 pub use self::{
     compare::{CompareArgs, Group},
@@ -193,6 +193,9 @@ pub struct DeviceArgs {
     /// Revision of MPA: 1 (RFC 5044), or 2 (RFC 6581) and then 1 if the peer refuses 2
     #[arg(long = "mpa-rev", visible_alias = "mpa_rev", value_name = "REVISION", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: u8,
+    /// Congestion control of our connections: reno, cubic, dctcp, bbr
+    #[arg(short = 'C', long, value_name = "NAME", default_value_t)]
+    pub congestion: Algorithm,
     /// Accept peers that speak the RDMA Consortium's protocols (MPA revision 0, RFC 5044 appendix C)
     #[arg(long)]
     pub permissive: bool,

@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, ops::RangeInclusive, path::PathBuf, sync::OnceLock, time::Duration};
 
-use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision};
+use xwarp_verbs::{Algorithm, DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision};
 
 use crate::abi::device::{TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED};
 
@@ -33,6 +33,7 @@ pub struct Config {
     is_peer_to_peer: bool,
     revision: RequestRevision,
     progress: Progress,
+    congestion: Algorithm,
     engines: u16,
     capture: Option<PathBuf>,
     replaces_program: bool,
@@ -101,6 +102,11 @@ impl Config {
                 Progress::Auto,
                 &[("auto", Progress::Auto), ("thread", Progress::Thread)],
             ),
+            congestion: choice(
+                "XWARP_CONGESTION",
+                Algorithm::default(),
+                &Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm)),
+            ),
             engines: u16::try_from(number("XWARP_ENGINES", 1, 1..=0xffff)).unwrap_or(1),
             capture: variable("XWARP_CAPTURE").map(PathBuf::from),
             timeout: Duration::from_secs(number("XWARP_TIMEOUT", TIMEOUT, 1..=86_400).into()),
@@ -133,6 +139,7 @@ impl Config {
         options.driver.replace_program = self.replaces_program;
         options.driver.address_limit = self.timeout;
         options.tcp.user_timeout = self.timeout;
+        options.tcp.algorithm = self.congestion;
         if let Some(keepalive) = &mut options.tcp.keepalive {
             // An idle connection survives as long: half of the time until the first probe, and the rest for the others.
             keepalive.idle = self.timeout / 2;

@@ -191,7 +191,7 @@ fn lab_name(name: &str) -> Result<String, String> {
 /// Example: 'xwarp run ib_write_bw -R', and on another machine 'xwarp run ib_write_bw -R 10.0.0.1'.
 ///
 /// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
-/// off), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
+/// off), XWARP_CONGESTION (reno, cubic, dctcp, bbr), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
 /// XWARP_TIMEOUT (seconds without an answer), XWARP_REPLACE_PROGRAM (1: as --replace-program), XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
 /// is).
 ///

@@ -307,6 +307,7 @@ fn netns_run_warns_of_bad_variables() {
         ),
         ("XWARP_ENGINES", "0", "XWARP_ENGINES=0 is no number from 1"),
         ("XWARP_CRC", "maybe", "XWARP_CRC=maybe is none of on, off"),
+        ("XWARP_CONGESTION", "vegas", "XWARP_CONGESTION=vegas is none of reno, cubic, dctcp, bbr"),
     ] {
         let mut command = lab.command(Side::A, XWARP);
         command.args(["run", "--device", INTERFACE, "ibv_devices"]).env(variable, value);

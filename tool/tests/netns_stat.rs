@@ -102,6 +102,7 @@ fn netns_stat_and_capture_see_a_running_device() {
         let qps = devices()[0]["queue_pairs"].as_array().unwrap().clone();
         assert_eq!(qps.len(), 1);
         assert_eq!((&qps[0]["state"], &qps[0]["peer"]), (&"rts".into(), &"[fd77::2]:4791".into()));
+        assert_eq!(qps[0]["congestion"], "cubic");
         assert!(qps[0]["srtt_ns"].as_u64().unwrap() > 0 && qps[0]["bytes_out"].as_u64().unwrap() > 17);
         let table = xwarp(&["stat", "--pid", &id().to_string()]);
         assert!(text(&table.stdout).contains("[fd77::2]:4791"), "{}", text(&table.stdout));

@@ -117,7 +117,7 @@ pub use xwarp_tcp::{
     framing::{FramingConfig, FramingError},
     mpa::{Markers, MpaConfig, MpaError, RequestRevision, Rtr},
     rdma_tcp::{RdmaTcpConfig, SegmentError},
-    tcp::{Algorithm, Info as TcpInfo, Keepalive, SoftError, TcpConfig, Tuning},
+    tcp::{Algorithm, Info as TcpInfo, Keepalive, SoftError, TcpConfig, Tuning, UnknownAlgorithm},
     ulp::CloseReason,
 };
 

@@ -170,6 +170,7 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
     };
     let mut options = DeviceOptions { progress, ..Default::default() };
     options.tcp.keepalive = keepalive(args.keepalive);
+    options.tcp.algorithm = args.congestion;
     // The lower two bits are ECN, which TCP sets.
     options.tcp.dscp = args.tos >> 2;
     if let Some(hops) = args.hop_limit {

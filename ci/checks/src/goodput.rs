@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde_json::Value;
+use xwarp_verbs::Algorithm;
 
 pub use self::table::{Condition, Fault, Measurement, Samples};
 use crate::{
@@ -56,6 +57,9 @@ pub struct GoodputArgs {
     /// Reordering depths: one frame in fifty is overtaken by up to this many others
     #[arg(long, value_name = "FRAMES", value_delimiter = ',', default_value = "3,10,100", num_args = 0..)]
     pub depths: Vec<u32>,
+    /// Congestion control of both
+    #[arg(short = 'C', long, value_name = "NAME", default_value_t)]
+    pub congestion: Algorithm,
     /// Number of rounds; each measures everything once
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub rounds: u32,
@@ -210,12 +214,12 @@ impl Bench<'_> {
         // They sleep, so other programs keep most of the CPU time.
         let mut line = vec!["--rr", "10", &program];
         line.extend(match subject {
-            Subject::Ours => ["write_bw", "-d", INTERFACE, "-e", "--stats"],
+            Subject::Ours => &["write_bw", "-d", INTERFACE, "-e", "--stats"][..],
             // A separate port: the kernel's connections stay in TIME-WAIT on theirs, where we could not
             // reserve it.
-            Subject::Kernel => ["tcp_bw", "-C", "cubic", "-p", "18516"],
+            Subject::Kernel => &["tcp_bw", "-p", "18516"],
         });
-        line.extend(["-s", MESSAGE, option, &extent]);
+        line.extend(["-C", self.args.congestion.name(), "-s", MESSAGE, option, &extent]);
         let mut server = self.lab.start(Side::B, "chrt", &line)?;
         server.wait_for("Waiting for a client", Duration::from_secs(30))?;
         let address = self.lab.address(Side::B, Family::V4).to_string();
@@ -241,13 +245,14 @@ impl Bench<'_> {
 
     fn setting(&self) -> String {
         let args = self.args;
+        let congestion = args.congestion;
         let queues: Vec<String> = args.rtts.iter().map(|rtt| args.queue(*rtt).to_string()).collect();
         format!(
             "Line {} Mbit/s in each direction, including the Ethernet header; drop-tail queues of {} frames; MTU 1500, IPv4, \
              one connection.\nEach figure is the median of {} interleaved rounds: one subject sends messages of {MESSAGE} for {} s \
              and until they have arrived, the other sends as many messages.\nLoss is independent in each direction. Reordering: {} % of the data frames are delayed \
              until up to the given number of later frames has passed.\nOurs: RDMA Writes over AF_XDP (both ends sleep until completions arrive), \
-             CRC and markers on, CUBIC. Kernel TCP: CUBIC, {}; checksum, segmentation and receive offloads off.\n",
+             CRC and markers on, {congestion}. Kernel TCP: {congestion}, {}; checksum, segmentation and receive offloads off.\n",
             args.rate as f64 / 1e6,
             queues.join(", "),
             args.rounds,

@@ -71,6 +71,19 @@ fn netns_hop_stops_when_its_lab_is_dropped() {
     assert!(hop.stop().is_err(), "it was ended");
 }
 
+/// BBR paces; CUBIC, the default, does not.
+#[test]
+fn netns_hop_loss_with_bbr() {
+    let lab = lab();
+    let tests = ["send_bw", "write_bw"];
+    for (line, is_paced) in [("-s 20000 -n 60 -C bbr", true), ("-s 20000 -n 60", false)] {
+        let (ran, report) = through(&lab, Family::V4, "--loss 3% --rtt 5ms --rate 100M", &tests, line);
+        assert!(count(&report, "lost") > 0, "{report:#}");
+        assert!(of_both_ends(&ran, "tcp.retransmits") > 0);
+        assert_eq!(of_both_ends(&ran, "tcp.paced") > 0, is_paced, "{line}");
+    }
+}
+
 fn loss_both_ways(family: Family) {
     let lab = lab();
     // The length of a burst is in frames, not time: a long burst would drop backed-off retransmissions for

@@ -285,7 +285,8 @@ fn describe_qp(out: &mut String, id: QpId, qp: &QpInfo, tcp: Option<&xwarp_tcp::
         let nanoseconds = |time: Option<Duration>| time.map_or(0, |time| time.as_nanos());
         let _ = write!(
             out,
-            " srtt_ns={} min_rtt_ns={} rto_ns={} cwnd={} in_flight={} snd_wnd={} rcv_wnd={} path_mtu={}",
+            " congestion={} srtt_ns={} min_rtt_ns={} rto_ns={} cwnd={} in_flight={} snd_wnd={} rcv_wnd={} path_mtu={}",
+            tcp.congestion,
             nanoseconds(tcp.srtt),
             nanoseconds(tcp.min_rtt),
             tcp.rto.as_nanos(),
