@@ -529,6 +529,11 @@ pub trait Link: Send {
         false
     }
 
+    /// Whether no frame leaves this host, so that peers may have loopback addresses. The answer never changes.
+    fn is_within_host(&self) -> bool {
+        false
+    }
+
     /// Free transmit chunks.
     fn tx_available(&self) -> usize;
 

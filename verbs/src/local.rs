@@ -66,7 +66,7 @@ pub(crate) fn route(
 }
 
 impl Link for Local {
-    forward_link!(inner: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, alloc, tx_chunks_into,
+    forward_link!(inner: chunk_bytes, offloads_checksums, is_within_host, tx_available, rx_capacity, rx_available, alloc, tx_chunks_into,
         release, flush);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {

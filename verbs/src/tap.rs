@@ -204,7 +204,7 @@ fn io_error(error: PcapError) -> io::Error {
 }
 
 impl Link for Tap {
-    forward_link!(inner: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, rx_chunks, rx_head,
+    forward_link!(inner: chunk_bytes, offloads_checksums, is_within_host, tx_available, rx_capacity, rx_available, rx_chunks, rx_head,
         recycle, reassemble, alloc, tx_chunks_into, release, flush, steer, unsteer, hand_over);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {

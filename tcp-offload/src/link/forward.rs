@@ -10,7 +10,7 @@
 /// struct Counting<L>(L, u64);
 ///
 /// impl<L: Link> Link for Counting<L> {
-///     forward_link!(0: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head,
+///     forward_link!(0: chunk_bytes, offloads_checksums, is_within_host, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head,
 ///         recycle, alloc, tx_chunks_into, release, flush, steer, unsteer, hand_over);
 ///
 ///     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
@@ -32,6 +32,11 @@ macro_rules! forward_link {
     (@offloads_checksums $inner:tt) => {
         fn offloads_checksums(&self) -> bool {
             self.$inner.offloads_checksums()
+        }
+    };
+    (@is_within_host $inner:tt) => {
+        fn is_within_host(&self) -> bool {
+            self.$inner.is_within_host()
         }
     };
     (@tx_available $inner:tt) => {

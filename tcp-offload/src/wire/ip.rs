@@ -60,7 +60,8 @@ pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     let len = total.checked_sub(header_len).ok_or(Malformed::HeaderLength)?;
     let [s0, s1, s2, s3, d0, d1, d2, d3] = addresses;
     let (source, destination) = (Ipv4Addr::new(s0, s1, s2, s3), Ipv4Addr::new(d0, d1, d2, d3));
-    if !(unicast_v4(source) && unicast_v4(destination)) {
+    let may_be_end = |ip| unicast_v4(ip) || ip.is_loopback() && protocol == PROTOCOL_TCP;
+    if !(may_be_end(source) && may_be_end(destination)) {
         return Err(Malformed::Address);
     }
     if header_len > IPV4_HEADER && has_source_route(bytes.get(IPV4_HEADER..header_len).unwrap_or_default()) {
@@ -77,7 +78,7 @@ pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
 }
 
 /// Whether `ip` may be an end of a connection on a network: not 0/8, loopback, multicast, 240/4 or broadcast (RFC 1122 section
-/// 3.2.1.3, RFC 6890).
+/// 3.2.1.3, RFC 6890). The caller of the parser decides about loopback addresses of TCP: some links do not leave the host.
 fn unicast_v4(ip: Ipv4Addr) -> bool {
     matches!(ip.octets(), [1..=126 | 128..=223, ..])
 }
@@ -120,7 +121,7 @@ pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     }
     // Neighbour discovery and others use multicast addresses, which only TCP must not.
     if protocol == PROTOCOL_TCP
-        && [source, destination].iter().any(|ip| ip.is_multicast() || ip.is_unspecified() || ip.is_loopback())
+        && [source, destination].iter().any(|ip| ip.is_multicast() || ip.is_unspecified())
     {
         return Err(Malformed::Address);
     }

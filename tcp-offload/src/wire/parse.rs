@@ -28,14 +28,26 @@ pub(super) const PSH: u8 = 0x08;
 
 /// Parses the headers of a received frame and verifies its checksums. Ethernet padding after the IP packet is
 /// ignored; headers must lie in the frame's first chunk.
+///
+/// A segment from or to a loopback address is refused (RFC 1122 section 3.2.1.3) unless the link stays [within the
+/// host](Link::is_within_host).
 pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     let chunks = link.rx_chunks(frame);
-    if let [chunk] = *chunks.as_slice()
-        && let Some(segment) = plain(chunk, frame)
-    {
-        return Ok(Inbound::Tcp(segment));
+    let parsed = match *chunks.as_slice() {
+        [chunk] => plain(chunk, frame).map(Inbound::Tcp),
+        _ => None,
+    };
+    let parsed = parsed.map_or_else(|| parse_any(&chunks, frame), Ok)?;
+    match parsed {
+        Inbound::Tcp(ref segment) if is_looped(&segment.flow) && !link.is_within_host() => {
+            Err(Malformed::Address)
+        }
+        parsed => Ok(parsed),
     }
-    parse_any(&chunks, frame)
+}
+
+fn is_looped(flow: &Flow) -> bool {
+    flow.local.ip().is_loopback() || flow.remote.ip().is_loopback()
 }
 
 /// The segment in a frame with the layout that nearly all segments of established connections have: one chunk, no tags, no

@@ -361,6 +361,42 @@ fn addresses_that_no_connection_can_have_are_rejected() {
     }
 }
 
+/// A link whose frames do not leave the host.
+struct WithinHost(SimLink);
+
+impl Link for WithinHost {
+    crate::forward_link!(0: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, receive, rx_chunks,
+        rx_head, recycle, alloc, tx_chunks_into, submit, release, flush, steer, unsteer);
+
+    fn is_within_host(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn loopback_addresses_are_ends_of_connections_within_a_host() {
+    for (local, remote, taken) in [
+        ("127.0.0.1:1", "127.0.0.1:2", true),
+        ("127.77.0.1:1", "127.77.0.2:2", true),
+        ("[::1]:1", "[::1]:2", true),
+        ("127.0.0.1:1", "224.0.0.1:2", false),
+        ("[::1]:1", "[ff02::1]:2", false),
+    ] {
+        let mut path = path(local.starts_with('['), VlanTags::default());
+        path.flow = Flow { local: local.parse().unwrap(), remote: remote.parse().unwrap() };
+        let bytes = frame(&path, &fields(), b"");
+        let (mut a, b) = links(4096);
+        a.inject(&bytes);
+        let mut batch = Vec::new();
+        let mut within = WithinHost(b);
+        within.receive(&mut batch, 1);
+        let frame = batch.pop().expect("one frame");
+        let parsed = parse(&within, &frame);
+        within.recycle(frame);
+        assert_eq!(matches!(parsed, Ok(Inbound::Tcp(_))), taken, "{local} to {remote}: {parsed:?}");
+    }
+}
+
 #[test]
 fn packets_other_than_tcp_are_other() {
     let mut arp = vec![0xff; 6];

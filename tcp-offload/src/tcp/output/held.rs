@@ -9,7 +9,7 @@ use crate::{
 pub(super) struct Nowhere<'a>(pub &'a mut dyn Link);
 
 impl Link for Nowhere<'_> {
-    forward_link!(0: chunk_bytes, offloads_checksums, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle,
+    forward_link!(0: chunk_bytes, offloads_checksums, is_within_host, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle,
         alloc, tx_chunks_into, release, flush, steer, unsteer, hand_over);
 
     /// The frame stays as it is, like one that the link has sent and the network has lost.
