@@ -1,9 +1,11 @@
 //! The encoding of messages: a byte for the kind, then the fields in the order of their declaration.
 
+use std::net::IpAddr;
+
 use crate::codec::{DecodeError, Reader, Writer};
 use crate::message::{
-    Choice, Description, Device, Event, Hook, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota,
-    Reason, Refusal, Reply, Request, Sizes, Tagged,
+    Choice, Description, Device, Event, Hook, Host, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour,
+    Quota, Reason, Refusal, Reply, Request, Sizes, Tagged,
 };
 
 /// Largest length of an interface's name, in bytes (`IFNAMSIZ` without the final zero).
@@ -125,6 +127,11 @@ impl Tagged<Request> {
                 to.u16(*number);
             }
             Request::Register => to.u8(8),
+            Request::Host { name, join } => {
+                to.u8(32);
+                to.text(name, MOST_NAME_BYTES);
+                to.flag(*join);
+            }
         }
         to.done()
     }
@@ -149,6 +156,10 @@ impl Tagged<Request> {
                 },
                 7 => Request::Describe { number: from.u16()? },
                 8 => Request::Register,
+                32 => Request::Host {
+                    name: from.text(MOST_NAME_BYTES, "name of a host")?,
+                    join: from.flag("join")?,
+                },
                 _ => return Err(DecodeError::Invalid("kind of request")),
             };
             Ok(Self { id, body })
@@ -188,10 +199,7 @@ impl Device {
             to.u16(*id);
         }
         to.u32(self.program_id);
-        to.u8(self.addresses.len().min(MOST_ADDRESSES) as u8);
-        for address in self.addresses.iter().take(MOST_ADDRESSES) {
-            to.address(*address);
-        }
+        encode_addresses(&self.addresses, to);
     }
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -219,14 +227,35 @@ impl Device {
             device.vlans.push(from.u16()?);
         }
         device.program_id = from.u32()?;
-        let addresses = usize::from(from.u8()?);
-        if addresses > MOST_ADDRESSES {
-            return Err(DecodeError::Invalid("number of addresses"));
-        }
-        for _ in 0..addresses {
-            device.addresses.push(from.address()?);
-        }
+        device.addresses = decode_addresses(from)?;
         Ok(device)
+    }
+}
+
+fn encode_addresses(addresses: &[IpAddr], to: &mut Writer) {
+    to.u8(addresses.len().min(MOST_ADDRESSES) as u8);
+    for address in addresses.iter().take(MOST_ADDRESSES) {
+        to.address(*address);
+    }
+}
+
+fn decode_addresses(from: &mut Reader<'_>) -> Result<Vec<IpAddr>, DecodeError> {
+    let count = usize::from(from.u8()?);
+    if count > MOST_ADDRESSES {
+        return Err(DecodeError::Invalid("number of addresses"));
+    }
+    (0..count).map(|_| from.address()).collect()
+}
+
+impl Host {
+    fn encode(&self, to: &mut Writer) {
+        to.u16(self.number);
+        to.mac(self.mac);
+        encode_addresses(&self.addresses, to);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self { number: from.u16()?, mac: from.mac()?, addresses: decode_addresses(from)? })
     }
 }
 
@@ -362,6 +391,10 @@ impl Tagged<Reply> {
                 to.u8(7);
                 description.encode(&mut to);
             }
+            Reply::Host(host) => {
+                to.u8(32);
+                host.encode(&mut to);
+            }
         }
         to.done()
     }
@@ -387,6 +420,7 @@ impl Tagged<Reply> {
                 },
                 6 => Reply::NextHop { address: from.address()?, mac: from.optional_mac()? },
                 7 => Reply::Described(Description::decode(from)?),
+                32 => Reply::Host(Host::decode(from)?),
                 _ => return Err(DecodeError::Invalid("kind of reply")),
             };
             Ok(Self { id, body })

@@ -1,4 +1,6 @@
-//! The control protocol between a process that uses an interface and `xwarpd`, which shares it.
+//! The control protocol between a process that uses an interface and `xwarpd`, which shares it; also between
+//! a process and its user's fabric, which has no interface: its [`Reply::Opened`] carries the socket of a leg, on which memif's
+//! handshake follows, in place of an AF_XDP socket.
 //!
 //! A client connects to the helper's socket, a `SOCK_SEQPACKET` socket of `AF_UNIX`, so each message is one datagram of
 //! at most [`MOST_BYTES`]. The client sends [`Request`]s and the helper answers each with a [`Reply`] of the same id;
@@ -17,6 +19,7 @@
 //! | [`Request::Resolve`] | [`Reply::Resolved`] | looks up route and neighbour, without waiting |
 //! | [`Request::NextHop`] | [`Reply::NextHop`] | the same for an established connection |
 //! | [`Request::Describe`] | [`Reply::Described`] | reads counters of an interface, and the user's resources |
+//! | [`Request::Host`] | [`Reply::Host`] | looks up a host of a fabric, by name |
 //!
 //! Numbers are little-endian. A message is rejected as a whole when it is too short or too long, or when a field is out of
 //! its range. This crate has no I/O: the driver and the helper send and receive.
@@ -30,8 +33,8 @@ mod tests;
 
 pub use codec::DecodeError;
 pub use message::{
-    Choice, Description, Device, Event, Hook, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota,
-    Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
+    Choice, Description, Device, Event, Hook, Host, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour,
+    Quota, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
 };
 
 /// Default path of the helper's socket.

@@ -100,6 +100,24 @@ pub enum Request {
         /// The first interface is 0.
         number: u16,
     },
+    /// Looks up a host of a fabric. Needs no device. A helper that shares interfaces has no hosts.
+    Host {
+        /// Its name.
+        name: String,
+        /// It is added to the table if it is not there.
+        join: bool,
+    },
+}
+
+/// A host of a fabric.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its number in the table.
+    pub number: u16,
+    /// Its Ethernet address.
+    pub mac: Mac,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// The hook at which a helper receives frames from the wire.
@@ -305,6 +323,8 @@ pub enum Reply {
     },
     /// To [`Request::Describe`].
     Described(Description),
+    /// To [`Request::Host`].
+    Host(Host),
     /// To any request; with the id 0, to the connection as a whole, which ends.
     Refused(Refusal),
 }

@@ -32,6 +32,7 @@ fn requests() -> Vec<Request> {
         Request::Resolve { destination: v6(), source: Some(v6()) },
         Request::NextHop { destination: v4(), source: v4(), confirm: true },
         Request::Describe { number: 3 },
+        Request::Host { name: "node-7".into(), join: true },
     ]
 }
 
@@ -75,6 +76,7 @@ fn description() -> Description {
 fn replies() -> Vec<Reply> {
     vec![
         Reply::Described(description()),
+        Reply::Host(Host { number: 7, mac: MAC, addresses: vec![v4(), v6()] }),
         Reply::Hello { version: VERSION },
         Reply::Opened(device()),
         Reply::Registered,

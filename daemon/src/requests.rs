@@ -106,6 +106,9 @@ impl Server {
                 let uid = client.uid;
                 self.describe(uid, number).map(|description| Some(Reply::Described(description)))
             }
+            Request::Host { .. } => {
+                Err(refusal(Reason::NotServed, "xwarpd has no hosts: a fabric has (xwarp fabric)"))
+            }
             body => self.answer_about_device(id, body),
         }
     }
@@ -147,7 +150,8 @@ impl Server {
             | Request::Open { .. }
             | Request::Register
             | Request::Release { .. }
-            | Request::Describe { .. } => Ok(None),
+            | Request::Describe { .. }
+            | Request::Host { .. } => Ok(None),
         }
     }
 

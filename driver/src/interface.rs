@@ -7,13 +7,13 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::net::sockopt;
+use xwarp_leg::FrameCensus;
 use xwarp_prog::{ProgramConfig, ProgramCounters, ProgramError, SteeringProgram};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Path};
 
 use crate::config::{Attributes, DriverConfig, LinkCounters, Origin, OriginPreference};
 use crate::error::{OpenError, ResolveError};
-use crate::frames::FrameCensus;
 use crate::grant::{self, Grant, Unshared};
 use crate::kick::{Kicker, Kicks};
 use crate::lease::{Lease, lock};

@@ -21,7 +21,6 @@
 //! | `link` | the `Link` implementation: rings to tokens and back |
 //! | `lease`, `inbox` | one of several owners of an interface: its steering rules, and frames of its flows from other owners' queues |
 //! | `kick` | the transmit kick, callable from any thread |
-//! | [`frames`] | the place of each chunk |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
 //! | [`netlink`] | links, addresses, routes, neighbours, notifications |
 //! | [`port`] | port reservation in the kernel |
@@ -30,11 +29,9 @@
 //! calling thread.
 #![deny(unsafe_code)]
 
-mod chains;
 pub mod config;
 mod deadline;
 pub mod error;
-pub mod frames;
 mod grant;
 pub mod helper;
 mod inbox;
@@ -59,7 +56,6 @@ pub use config::{
     SINGLE_CHUNK_MTU, Sharing,
 };
 pub use error::{CAPABILITIES, OpenError, PortError, RIGHTS_OF_A_USER, ResolveError, one_line};
-pub use frames::FrameCensus;
 pub use interface::Interface;
 pub use kick::Kicker;
 pub use netlink::monitor::Event;
@@ -67,4 +63,5 @@ pub use netlink::route::Question;
 pub use port::{PortReservation, ephemeral_range, reserve_port, reserve_port_in};
 pub use resolver::{NextHop, Resolver, Route};
 pub use rss::Arrivals;
+pub use xwarp_leg::FrameCensus;
 pub use xwarp_prog::{AttachMode, Attached, Holder, PROGRAM_NAME, ProgramCounters, af_xdp_users};

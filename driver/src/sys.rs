@@ -1,5 +1,5 @@
-//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, one socket option, and
-//! the descriptors that children lose. The module's interface is safe.
+//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, and one socket
+//! option. The module's interface is safe.
 //!
 //! The argument for all blocks below: we access a chunk's memory only while its [`Place`] is `Received` or `Retained`,
 //! and the kernel only while it is `Fill`, `Sending` or `Released`. The places are private to [`Rings`], change only
@@ -8,7 +8,6 @@
 //! different: a chunk joins a chain only when it has just left the free stack or the receive ring.
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
 
-mod children;
 mod ethtool;
 mod memory;
 mod metadata;
@@ -23,9 +22,11 @@ use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use xwarp_leg::chains::Chains;
+use xwarp_leg::frames::{FrameCensus, FrameTable, Place};
+pub(crate) use xwarp_leg::{NotInherited, prepare_for_forks};
 use xwarp_tcp::link::ChunksMut;
 
-pub(crate) use self::children::{NotInherited, prepare_for_forks};
 pub(crate) use self::ethtool::{
     QueueCounts, active_queues, complete_checksums, joins_segments, offloads_checksums, strips_vlan_tags,
 };
@@ -33,8 +34,6 @@ use self::memory::Memory;
 use self::metadata::TransmitMetadata;
 use self::ring::{Descriptor, SocketRings};
 pub(crate) use self::sizes::Sizes;
-use crate::chains::Chains;
-use crate::frames::{FrameCensus, FrameTable, Place};
 
 /// Bytes of one chunk: the largest that the kernel allows, and one page.
 pub(crate) const CHUNK_BYTES: usize = 4096;

@@ -91,6 +91,7 @@
 #[cfg(feature = "af-xdp")]
 mod af_xdp;
 mod api;
+pub mod fabric;
 mod fork;
 pub mod interface;
 mod local;

@@ -19,6 +19,7 @@ use super::{
     shared::{Common, Setup, SharedEngine},
 };
 use crate::{
+    fabric::{self, FabricError, OnFabric, Place},
     interface::Interface,
     observe, system,
     tap::{Recording, Tap, create_capture},
@@ -52,6 +53,8 @@ pub struct DeviceOptions {
     pub tcp: TcpConfig,
     /// Most objects and largest queues.
     pub limits: Limits,
+    /// The name of the [fabric] of a device `fabric:HOST`; `None`: `default`.
+    pub fabric: Option<String>,
     /// Settings of the AF_XDP driver.
     #[cfg(feature = "af-xdp")]
     pub driver: xwarp_driver::DriverConfig,
@@ -68,6 +71,7 @@ impl Default for DeviceOptions {
             framing: MpaConfig::default().either_speaks_first().into(),
             tcp: TcpConfig::default(),
             limits: Limits::default(),
+            fabric: None,
             #[cfg(feature = "af-xdp")]
             driver: xwarp_driver::DriverConfig::default(),
         }
@@ -82,6 +86,9 @@ pub enum OpenError {
     #[cfg(feature = "af-xdp")]
     #[error(transparent)]
     Interface(#[from] xwarp_driver::OpenError),
+    /// The fabric gives no device; the text has a remedy.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
     /// The capture file cannot be written.
     #[error("cannot write the capture file {path}")]
     Capture {
@@ -113,16 +120,32 @@ fn recording(
 }
 
 impl Device {
-    /// Opens the interface with this name or IP address with AF_XDP, with default options: through the helper `xwarpd` if it answers and shares this
-    /// interface, else the interface itself, which needs privileges. [`InterfaceAttributes::shared`](crate::interface::InterfaceAttributes::shared) has the choice.
-    #[cfg(feature = "af-xdp")]
+    /// Opens a device with default options. `fabric:` and `fabric:HOST` are on the [fabric] of this user, which needs no privileges.
+    /// Another name, or an IP address, is that of an interface, which is opened with AF_XDP: through the helper `xwarpd` if it
+    /// answers and shares this interface, else the interface itself, which needs privileges.
+    /// [`InterfaceAttributes::shared`](crate::interface::InterfaceAttributes::shared) has the choice.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_with(name, DeviceOptions::default())
     }
 
-    /// Opens the interface `name` with AF_XDP.
-    #[cfg(feature = "af-xdp")]
+    /// Opens the device `name`, see [`open`](Self::open). A device on a fabric has one engine.
     pub fn open_with(name: &str, options: DeviceOptions) -> Result<Self, OpenError> {
+        if let Some(host) = fabric::host_of(name) {
+            let place = Place::of(options.fabric.as_deref())?;
+            return Self::over(Box::new(OnFabric::open(&place, host)?), options);
+        }
+        Self::open_interface(name, options)
+    }
+
+    /// Real interfaces need the feature `af-xdp`.
+    #[cfg(not(feature = "af-xdp"))]
+    fn open_interface(name: &str, _options: DeviceOptions) -> Result<Self, OpenError> {
+        let text = format!("{name}: interfaces need the feature af-xdp; fabric: needs none");
+        Err(io::Error::new(io::ErrorKind::Unsupported, text).into())
+    }
+
+    #[cfg(feature = "af-xdp")]
+    fn open_interface(name: &str, options: DeviceOptions) -> Result<Self, OpenError> {
         use crate::af_xdp::AfXdp;
 
         let parts = match options.engines {

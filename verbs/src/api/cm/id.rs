@@ -27,6 +27,7 @@ use crate::{
         queue_pair::QueuePair,
         shared::{SharedEngine, State},
     },
+    fabric,
     interface::{Interface, PortReservation, Route, RouteError},
     local,
 };
@@ -516,9 +517,9 @@ impl Drop for CmId {
     }
 }
 
-/// The address that a loopback address stands for; all others stand for themselves.
+/// The address that a loopback address stands for; all others stand for themselves, also those of a fabric's hosts.
 fn on_interface(link: &dyn Interface, peer: SocketAddr, source: Option<IpAddr>) -> SocketAddr {
-    if !peer.ip().is_loopback() {
+    if !peer.ip().is_loopback() || fabric::host_number(peer.ip()).is_some() {
         return peer;
     }
     let attributes = link.attributes();

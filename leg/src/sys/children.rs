@@ -35,11 +35,11 @@ thread_local! {
 
 /// Descriptors that children do not keep until this is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct NotInherited(Vec<RawFd>);
+pub struct NotInherited(Vec<RawFd>);
 
 impl NotInherited {
     /// Registers descriptors. Where a descriptor has no unique inode (BPF, eventfd), this must be dropped before it is closed.
-    pub(crate) fn new<'fd>(descriptors: impl IntoIterator<Item = BorrowedFd<'fd>>) -> Self {
+    pub fn new<'fd>(descriptors: impl IntoIterator<Item = BorrowedFd<'fd>>) -> Self {
         prepare_for_forks();
         let mut numbers = Vec::new();
         for descriptor in descriptors {
@@ -69,7 +69,7 @@ fn identity(descriptor: BorrowedFd<'_>) -> Option<Identity> {
 }
 
 /// Makes the placeholder and registers the handlers of forks, once in a process.
-pub(crate) fn prepare_for_forks() {
+pub fn prepare_for_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let Ok(placeholder) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { return };
@@ -77,6 +77,23 @@ pub(crate) fn prepare_for_forks() {
         // SAFETY: the three handlers are functions of this library; libc forgets them when the library is unloaded.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     });
+}
+
+/// Keeps all descriptors but the standard ones from the programs that this process starts: a program that serves for long would keep
+/// files, pipes and connections of its starter's starter open.
+pub fn keep_from_programs() {
+    const FIRST: libc::c_int = 3;
+    const CLOSE_RANGE_CLOEXEC: libc::c_int = 4;
+    /// Where a kernel lacks the call, descriptors are looked at one by one, up to here.
+    const LAST: libc::c_int = 4096;
+    // SAFETY: the call closes nothing; it sets a flag of descriptors.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_int::MAX, CLOSE_RANGE_CLOEXEC) };
+    if done != 0 {
+        for number in FIRST..=LAST {
+            // SAFETY: the call sets a flag of the descriptor, or fails if there is none.
+            unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
 }
 
 /// Takes the table, so that no other thread changes it while the process is copied.
