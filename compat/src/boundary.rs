@@ -342,6 +342,10 @@ impl Text {
         self.0.is_null()
     }
 
+    pub fn as_ptr(self) -> *const c_char {
+        self.0
+    }
+
     /// The string, if it is valid UTF-8; `None` for a null pointer.
     pub fn read<'a>(self) -> Option<&'a str> {
         if self.0.is_null() {

@@ -19,6 +19,8 @@ const TIMEOUT: u32 = 30;
 pub struct Config {
     /// The interfaces that are devices; `None`: all suitable ones.
     pub devices: Option<Vec<String>>,
+    /// The fabric whose host is the only device; `None`: interfaces are devices.
+    pub fabric: Option<OfFabric>,
     /// `vendor_id` of the device attributes.
     pub vendor: u32,
     /// `transport_type` of devices.
@@ -39,6 +41,14 @@ pub struct Config {
     replaces_program: bool,
     /// Time for which a connection survives without an answer, or without its local address.
     timeout: Duration,
+}
+
+/// The host of a fabric that this process is.
+pub struct OfFabric {
+    /// The fabric's name.
+    pub name: String,
+    /// The host's name; empty for `localhost`.
+    pub host: String,
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -75,6 +85,8 @@ impl Config {
         };
         Self {
             devices: variable("XWARP_DEVICES").map(names),
+            fabric: variable("XWARP_FABRIC")
+                .map(|name| OfFabric { name, host: variable("XWARP_FABRIC_HOST").unwrap_or_default() }),
             vendor: number("XWARP_VENDOR_ID", OWN_VENDOR, 0..=u32::MAX),
             transport: choice(
                 "XWARP_TRANSPORT",
@@ -134,6 +146,7 @@ impl Config {
             progress: self.progress,
             capture,
             framing: FramingConfig::Mpa(mpa),
+            fabric: self.fabric.as_ref().map(|fabric| fabric.name.clone()),
             ..DeviceOptions::default()
         };
         options.driver.replace_program = self.replaces_program;

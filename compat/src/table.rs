@@ -8,7 +8,7 @@
 use std::arch::global_asm;
 
 use crate::cm::{
-    addrinfo, channel as cm_channel, connect, endpoint, event as cm_event, id, options,
+    addrinfo, channel as cm_channel, connect, endpoint, event as cm_event, id, names, options,
     refused as cm_refused, resolve, rsocket,
 };
 use crate::faults;
@@ -322,6 +322,7 @@ table! {
     "GLIBC_2.2.5" {
         sigaction => faults::sigaction,
         signal => faults::signal,
+        getaddrinfo => names::getaddrinfo,
     }
 }
 #[cfg(target_arch = "aarch64")]
@@ -329,6 +330,7 @@ table! {
     "GLIBC_2.17" {
         sigaction => faults::sigaction,
         signal => faults::signal,
+        getaddrinfo => names::getaddrinfo,
     }
 }
 

@@ -38,7 +38,10 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
 #[non_exhaustive]
 pub enum OpenError {
     /// The process lacks a capability.
-    #[error("{doing} needs more rights: {RIGHTS_OF_A_USER}")]
+    #[error(
+        "{doing} needs more rights: {RIGHTS_OF_A_USER}; programs of one machine need none on its fabric (xwarp run --fabric PROGRAM, \
+         or the device fabric:)"
+    )]
     Permission {
         /// The operation that failed.
         doing: &'static str,

@@ -24,6 +24,7 @@ pub enum Command {
     Capture(CaptureArguments),
     Sdp(SdpArguments),
     Run(RunArguments),
+    Fabric(FabricArguments),
     /// Prints a completion script for a shell.
     ///
     /// Example: 'xwarp completions bash > /usr/share/bash-completion/completions/xwarp'.
@@ -186,9 +187,10 @@ fn lab_name(name: &str) -> Result<String, String> {
 /// Runs a program of libibverbs and librdmacm over xwarp, unmodified.
 ///
 /// The program finds the drop-in libraries instead of the distribution's, and the interfaces as its RDMA devices. Needs the
-/// privileges to open an interface, or xwarpd.
+/// privileges to open an interface, or xwarpd; with '--fabric' nothing.
 ///
-/// Example: 'xwarp run ib_write_bw -R', and on another machine 'xwarp run ib_write_bw -R 10.0.0.1'.
+/// Example: 'xwarp run ib_write_bw -R', and on another machine 'xwarp run ib_write_bw -R 10.0.0.1'. On one machine, as any user:
+/// 'xwarp run --fabric ib_write_bw -R &' and 'xwarp run --fabric ib_write_bw -R localhost'.
 ///
 /// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
 /// off), XWARP_CONGESTION (reno, cubic, dctcp, bbr), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
@@ -202,6 +204,15 @@ pub struct RunArguments {
     /// Only this interface is a device; repeat for several [default: every interface that is up and has an address].
     #[arg(long, value_name = "IFACE")]
     device: Vec<String>,
+    /// The only device is on the fabric of this user: a switch between the programs of this machine that are started so, which
+    /// needs no privileges. NAME is another fabric than 'default'.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
+          conflicts_with_all = ["device", "replace_program", "sysfs"])]
+    fabric: Option<String>,
+    /// The program is this host of the fabric, with addresses of its own, and other programs find it by this name [default:
+    /// localhost].
+    #[arg(long, value_name = "HOST", requires = "fabric")]
+    host: Option<String>,
     /// Replaces another owner's XDP program on an interface.
     #[arg(long)]
     replace_program: bool,
@@ -220,9 +231,48 @@ impl RunArguments {
         run::Options {
             devices: self.device.clone(),
             replace_program: self.replace_program,
+            fabric: self.fabric.clone().map(|name| run::Fabric { name, host: self.host.clone() }),
             sysfs: self.sysfs,
         }
     }
+}
+
+/// Serves, shows and ends the fabric of this user: a switch between programs of one machine, without privileges.
+///
+/// Programs use it that are started by 'xwarp run --fabric' or that open the device 'fabric:'. It starts with the first of them, and
+/// ends half a minute after the last. Its socket is in XDG_RUNTIME_DIR, or in a directory of this user in /tmp.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct FabricArguments {
+    /// The name of the fabric [default: default].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub name: Option<String>,
+    #[command(subcommand)]
+    pub command: FabricCommand,
+}
+
+/// The action on a fabric.
+#[derive(Debug, Subcommand)]
+pub enum FabricCommand {
+    /// Shows its hosts and counters.
+    Show,
+    /// Starts it in the background; does nothing if it runs.
+    Start {
+        /// Ends it SECONDS seconds after its last client; 0: never.
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        idle: u64,
+    },
+    /// Serves it in the foreground.
+    Serve {
+        /// Ends it SECONDS seconds after its last client; 0: never.
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        idle: u64,
+        /// Writes a line when it serves, and leaves the session.
+        #[arg(long, hide = true)]
+        detached: bool,
+    },
+    /// Ends it, and the devices of its clients.
+    Stop,
 }
 
 /// The selected devices.

@@ -7,6 +7,8 @@ pub mod device;
 pub mod doctor;
 pub mod explain;
 #[cfg(feature = "af-xdp")]
+pub mod fabric;
+#[cfg(feature = "af-xdp")]
 pub mod helper;
 pub mod lab;
 #[cfg(feature = "af-xdp")]

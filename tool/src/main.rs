@@ -23,15 +23,15 @@ use xwarp_driver::{inspect::Description, one_line};
 use xwarp_tool::{
     doctor,
     explain::explain,
-    helper, lab,
+    fabric, helper, lab,
     observed::{self, Choice},
     program::{NotStarted, say},
     run, sdp, stat,
 };
 
 use crate::cli::{
-    CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, StatArguments,
-    XwarpArguments,
+    CaptureArguments, Command, DoctorArguments, ExplainArguments, FabricArguments, FabricCommand,
+    LabArguments, LabCommand, StatArguments, XwarpArguments,
 };
 
 fn main() -> ExitCode {
@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         Command::Capture(arguments) => run_capture(&arguments),
         Command::Sdp(arguments) => started(sdp::run(&arguments.options(), &arguments.program)),
         Command::Run(arguments) => started(run::run(&arguments.options(), &arguments.program)),
+        Command::Fabric(arguments) => run_fabric(&arguments),
         Command::Completions { shell } => print_completions(shell),
         Command::Manual { directory } => write_manual(&directory),
     };
@@ -168,6 +169,19 @@ fn run_capture(arguments: &CaptureArguments) -> Result<ExitCode> {
         let mut file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
         eprintln!("xwarp: recording {device} to {}; interrupt to end", path.display());
         observed::capture(&device, limit, &ended, &mut file)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_fabric(FabricArguments { name, command }: &FabricArguments) -> Result<ExitCode> {
+    let name = name.as_deref();
+    match command {
+        FabricCommand::Start { idle } => fabric::start(name, *idle)?,
+        FabricCommand::Serve { idle, detached } => {
+            fabric::serve(name, Some(Duration::from_secs(*idle)).filter(|idle| !idle.is_zero()), *detached)?;
+        }
+        FabricCommand::Stop => fabric::stop(name)?,
+        FabricCommand::Show => fabric::show(name, &mut io::stdout().lock())?,
     }
     Ok(ExitCode::SUCCESS)
 }

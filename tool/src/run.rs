@@ -19,6 +19,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::getuid;
+use xwarp_leg::place::{self, Place};
 
 use crate::{
     device,
@@ -48,8 +49,34 @@ pub struct Options {
     pub devices: Vec<String>,
     /// Another owner's XDP program on an interface is replaced.
     pub replace_program: bool,
+    /// The fabric, and the host of it, that is the only device.
+    pub fabric: Option<Fabric>,
     /// `/sys/class/infiniband` and `/dev/infiniband` list the devices.
     pub sysfs: bool,
+}
+
+/// The host of a fabric that a program is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fabric {
+    /// The fabric's name.
+    pub name: String,
+    /// The host's name; `None`: `localhost`.
+    pub host: Option<String>,
+}
+
+impl Fabric {
+    /// Starts the fabric if it does not run, adds the host to its table, and puts both into the environment of `command`.
+    pub fn enter(&self, command: &mut Command) -> Result<()> {
+        let Self { name, host } = self;
+        if env::var_os(place::PROGRAM_VARIABLE).is_none() {
+            command.env(place::PROGRAM_VARIABLE, env::current_exe()?);
+        }
+        let place = Place::of(Some(name))?;
+        let host = host.as_deref().unwrap_or_default();
+        xwarp_leg::fabric::Fabric::connect(&place)?.host(host, true)?;
+        command.env(place::NAME_VARIABLE, name).env(place::HOST_VARIABLE, host);
+        Ok(())
+    }
 }
 
 /// The path of the library: from the environment, beside this program, or in `../lib/xwarp`.
@@ -119,7 +146,7 @@ fn own_directory(library: &Path) -> Result<PathBuf> {
 
 /// Replaces this process by `program`, with `devices` as its only RDMA devices unless there are none. Returns only if that fails.
 pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
-    let Options { devices, replace_program, sysfs } = options;
+    let Options { devices, replace_program, fabric, sysfs } = options;
     let [name, arguments @ ..] = program else { bail!("no program") };
     for device in named(devices) {
         device::check(&device)?;
@@ -141,6 +168,9 @@ pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
     command.args(arguments).env("LD_LIBRARY_PATH", paths);
     if !devices.is_empty() {
         command.env(DEVICES_VARIABLE, devices.join(","));
+    }
+    if let Some(fabric) = fabric {
+        fabric.enter(&mut command)?;
     }
     if *replace_program {
         command.env(REPLACE_VARIABLE, "1");

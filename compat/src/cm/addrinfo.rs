@@ -6,6 +6,7 @@ use std::{
 };
 
 use nix::errno::Errno;
+use xwarp_verbs::fabric::{Place, find_host};
 
 use crate::{
     abi::{
@@ -13,6 +14,7 @@ use crate::{
         queue::QPT_RC,
     },
     boundary::{self, In, Out, Text, zeroed},
+    config::config,
     failure::minus_one,
     sleep::uncancelled,
 };
@@ -20,6 +22,15 @@ use crate::{
 fn len(address: SocketAddr) -> socklen_t {
     (if address.is_ipv4() { size_of::<libc::sockaddr_in>() } else { size_of::<libc::sockaddr_in6>() })
         as socklen_t
+}
+
+/// The addresses of a host of the fabric, if this process is on one that has a host of this name.
+pub fn on_fabric(node: &str) -> Vec<IpAddr> {
+    let Some(fabric) = config().fabric.as_ref().filter(|_| node.parse::<IpAddr>().is_err()) else {
+        return Vec::new();
+    };
+    let found = Place::of(Some(&fabric.name)).ok().and_then(|place| find_host(&place, node, false).ok());
+    found.map(|host| host.addresses).unwrap_or_default()
 }
 
 /// The address of a node and a service. Without a node: the wildcard.
@@ -44,6 +55,9 @@ fn resolve(
     };
     if flags & rai::NUMERICHOST != 0 && node.parse::<IpAddr>().is_err() {
         return Err(Errno::EINVAL);
+    }
+    if let Some(found) = on_fabric(node).into_iter().map(|ip| SocketAddr::new(ip, port)).find(wanted) {
+        return Ok(found);
     }
     let found = (node, port).to_socket_addrs().ok().and_then(|mut found| found.find(wanted));
     // The name has these addresses (RFC 6761), also in a root without /etc/hosts.

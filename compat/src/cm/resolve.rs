@@ -8,6 +8,7 @@ use std::{
 };
 
 use nix::errno::Errno;
+use xwarp_verbs::fabric::host_number;
 
 use super::{
     id::{self, Id, Inner, Sharing, Stage},
@@ -16,6 +17,7 @@ use super::{
 use crate::{
     abi::{cm::sockaddr, device::ibv_context},
     boundary::{self, Handle, In, Object as _, Out},
+    config::config,
     failure::{self, minus_one},
     sleep::uncancelled,
     verbs::{
@@ -63,9 +65,10 @@ fn context_at(address: IpAddr) -> Result<Arc<Context>, Errno> {
 }
 
 /// The address that a program's address stands for. No device has a loopback address: it stands for the first address of the first
-/// device, so that programs that bind to `localhost` or connect to it find a device.
+/// device, so that programs that bind to `localhost` or connect to it find a device. The hosts of a fabric
+/// have addresses of the loopback network, which stand for themselves.
 fn on_device(address: SocketAddr) -> Result<SocketAddr, Errno> {
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() || host_number(address.ip()).is_some() {
         return Ok(address);
     }
     let of_family = |port: &Arc<Port>| port.address(address.is_ipv4());
@@ -89,6 +92,14 @@ fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
         socket.local_addr()
     });
     local.map(|local| local.ip()).map_err(|error| failure::io(&error))
+}
+
+/// The device from which a peer is reached: by the kernel's routes, or the only one of a fabric.
+fn context_towards(peer: SocketAddr) -> Result<Arc<Context>, Errno> {
+    match &config().fabric {
+        Some(fabric) => context(&device::of_fabric(fabric)?),
+        None => context_at(source_for(peer)?),
+    }
 }
 
 /// Held while an identifier compares its address with those of others.
@@ -194,7 +205,7 @@ impl Id {
             return Err(Errno::EINVAL);
         }
         if inner.ends.len() != 1 {
-            let context = context_at(source_for(peer)?)?;
+            let context = context_towards(peer)?;
             if inner.ends.is_empty() {
                 self.add_end(&mut inner, &context)?;
             } else {

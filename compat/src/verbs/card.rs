@@ -58,8 +58,8 @@ impl End {
         if !self.has_come.swap(true, Ordering::SeqCst) {
             let name = &self.interface;
             let text = format!(
-                "xwarp: the device {name} has ended, because its interface was removed, its xwarpd has ended, or its engine \
-                 failed: its connections are closed, and the posted requests fail\n"
+                "xwarp: the device {name} has ended, because its interface was removed, its xwarpd or its fabric has ended, or its \
+                 engine failed: its connections are closed, and the posted requests fail\n"
             );
             // One write, which lines of other processes do not cut.
             let _ = std::io::stderr().write_all(text.as_bytes());
@@ -90,7 +90,7 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
         return Ok(card);
     }
     let options = config().device_options(&port.name, open.is_empty());
-    let opened = without_signals(|| Device::open_with(&port.name, options));
+    let opened = without_signals(|| Device::open_with(&port.opens, options));
     let device = opened.map_err(|error| {
         say!("cannot open {}: {error}", port.name);
         Errno::ENODEV

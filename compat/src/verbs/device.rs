@@ -9,11 +9,12 @@ use std::{
 };
 
 use nix::{errno::Errno, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
+use xwarp_verbs::fabric::{PREFIX, Place, find_host};
 
 use crate::{
     abi::device::{NODE_RNIC, SYSFS_NAME_MAX, ibv_device},
     boundary::{self, CPart, Handle, Object as _, Out, object},
-    config::config,
+    config::{OfFabric, config},
     sleep::uncancelled,
     wait::lock,
 };
@@ -25,6 +26,8 @@ pub struct Port {
     /// Fields that hardware drivers compare to find their devices: zero, so that no driver claims this one.
     _driver: [usize; 16],
     pub name: String,
+    /// The name by which [`Device::open`](xwarp_verbs::Device::open) opens it.
+    pub opens: String,
     mac: [u8; 6],
     pub index: u32,
     /// The addresses when the list was made last.
@@ -52,7 +55,7 @@ fn chars<const N: usize>(text: &str) -> [c_char; N] {
 }
 
 impl Port {
-    fn new(name: &str, mac: [u8; 6], index: u32) -> Self {
+    fn new(name: &str, opens: String, mac: [u8; 6], index: u32) -> Self {
         let c = ibv_device {
             ops: [ptr::null(); 2],
             node_type: NODE_RNIC,
@@ -66,6 +69,7 @@ impl Port {
             c: CPart::new(c),
             _driver: [0; 16],
             name: name.to_owned(),
+            opens,
             mac,
             index,
             addresses: Mutex::default(),
@@ -121,8 +125,37 @@ fn interfaces() -> Result<BTreeMap<String, Found>, Errno> {
 /// Every device that this process has seen.
 static SEEN: Mutex<Vec<Arc<Port>>> = Mutex::new(Vec::new());
 
+/// Adds a device that this process has not seen before.
+fn publish(seen: &mut Vec<Arc<Port>>, port: Arc<Port>) -> Arc<Port> {
+    Handle::publish(Arc::clone(&port));
+    seen.push(Arc::clone(&port));
+    port
+}
+
+/// The device of a process on a fabric, which is its only one. Its host never changes.
+pub fn of_fabric(fabric: &OfFabric) -> Result<Arc<Port>, Errno> {
+    let mut seen = lock(&SEEN);
+    if let Some(port) = seen.first() {
+        return Ok(Arc::clone(port));
+    }
+    let found = Place::of(Some(&fabric.name))
+        .map_err(|error| error.to_string())
+        .and_then(|place| find_host(&place, &fabric.host, true).map_err(|error| error.to_string()));
+    let host = found.map_err(|error| {
+        say!("the fabric gives no device: {error}");
+        Errno::ENODEV
+    })?;
+    let opens = format!("{PREFIX}{}", fabric.host);
+    let port = Port::new("fabric", opens, host.mac, u32::from(host.number) + 1);
+    *lock(&port.addresses) = host.addresses;
+    Ok(publish(&mut seen, Arc::new(port)))
+}
+
 /// The current devices, in the configured order, else by name.
 pub fn ports() -> Result<Vec<Arc<Port>>, Errno> {
+    if let Some(fabric) = &config().fabric {
+        return Ok(vec![of_fabric(fabric)?]);
+    }
     let found = interfaces()?;
     let mut seen = lock(&SEEN);
     let mut ports = Vec::new();
@@ -131,10 +164,8 @@ pub fn ports() -> Result<Vec<Arc<Port>>, Errno> {
         let known =
             seen.iter().find(|port| port.name == name && port.index == interface.index && port.mac == mac);
         let port = known.cloned().unwrap_or_else(|| {
-            let port = Arc::new(Port::new(&name, mac, interface.index));
-            Handle::publish(Arc::clone(&port));
-            seen.push(Arc::clone(&port));
-            port
+            let port = Arc::new(Port::new(&name, name.clone(), mac, interface.index));
+            publish(&mut seen, port)
         });
         *lock(&port.addresses) = interface.addresses;
         ports.push(port);

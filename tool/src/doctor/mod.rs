@@ -1,6 +1,7 @@
 //! `xwarp doctor`: checks what a machine and an interface need to run xwarp. Each problem has a remedy. The texts of
 //! problems are those of the driver's errors, so that they name the same limits and capabilities.
 
+mod fabric;
 mod interface;
 mod machine;
 mod shared;
@@ -75,6 +76,7 @@ pub fn examine(interface: Option<&str>, open: bool) -> Vec<Finding> {
     let rights = machine::Rights::of_this_process();
     let mut findings = machine::examine(&rights);
     findings.push(finding);
+    findings.push(fabric::find());
     match interface {
         Some(name) => findings.extend(interface::examine(name, &rights, open)),
         None => findings.push(interface::list()),
