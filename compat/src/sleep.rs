@@ -10,7 +10,7 @@ use std::{
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -22,6 +22,27 @@ use crate::{failure, wait::Readable};
 
 /// Time for which a thread that waits for an event runs the engine itself, so that an event which comes soon wakes one thread only.
 const LEAD: Duration = Duration::from_millis(5);
+
+/// Whether the process exits, and its connections are being closed.
+static EXITS: AtomicBool = AtomicBool::new(false);
+/// Interval between two looks at [`EXITS`].
+const EXIT_CHECK: Duration = Duration::from_millis(50);
+
+/// Calls `close`, which closes connections while the process exits. What comes of that is no event for the program's other threads, which
+/// a kernel would have ended before: until `close` returns, they wait. Later they get it, since what the process still runs may wait for
+/// them.
+pub fn while_process_exits(close: impl FnOnce()) {
+    EXITS.store(true, Ordering::SeqCst);
+    close();
+    EXITS.store(false, Ordering::SeqCst);
+}
+
+/// Waits while the process exits.
+fn hold_at_exit() {
+    while EXITS.load(Ordering::SeqCst) {
+        std::thread::sleep(EXIT_CHECK);
+    }
+}
 
 /// Where threads sleep until an event comes, as in the `read` of a kernel's file: `read` of a blocking eventfd, from which each of
 /// them takes one unit.
@@ -120,7 +141,10 @@ where
 pub fn wait<T>(next: impl Fn() -> Result<Next<T>, Errno>) -> Result<T, Errno> {
     loop {
         match next()? {
-            Next::Found(found) => return Ok(found),
+            Next::Found(found) => {
+                hold_at_exit();
+                return Ok(found);
+            }
             Next::Sleep(units) => read_uncancelled(units)?,
         }
     }
@@ -139,7 +163,14 @@ pub enum Attempt {
 impl Attempt {
     /// The attempt of a function that returns 0, or -1 with `errno`.
     pub fn of(next: impl FnOnce() -> Result<Next<()>, Errno>) -> Self {
-        match uncancelled(next) {
+        let attempt = || {
+            let next = next();
+            if !matches!(next, Ok(Next::Sleep(_))) {
+                hold_at_exit();
+            }
+            next
+        };
+        match uncancelled(attempt) {
             Ok(Next::Sleep(units)) => Self::Sleep(units),
             Ok(Next::Found(())) => Self::Done(0),
             Err(error) => Self::Done(failure::minus_one(Err(error))),

@@ -57,6 +57,18 @@ fn netns_compat_waits_end_by_signals_and_cancellation() {
     assert!(run(&lab, Side::A, &format!("{program} {address} {ABSENT}")).unwrap().contains("done"));
 }
 
+/// A process that exits closes its connections, which is no event for its own threads: they may have freed what belongs to the
+/// connections, and a kernel would have ended them before.
+#[test]
+fn netns_compat_waits_return_nothing_while_the_process_exits() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let program = compiled(&lab, "leave", &["-libverbs", "-lrdmacm", "-lpthread"]).unwrap();
+    for _ in 0..3 {
+        let [client, _] = both(&lab, &program, "", "");
+        assert!(!client.contains("woken"), "{client}");
+    }
+}
+
 /// A program whose event thread frees a connection at DISCONNECTED has polled the connection's completions by then, unless its thread of
 /// completions is much slower than usual (`docs/decisions/0025-disconnected-waits-for-completions.md`).
 #[test]

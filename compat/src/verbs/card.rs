@@ -27,6 +27,7 @@ use crate::{
     boundary::{at_exit, objects},
     cm::id::Id,
     config::config,
+    sleep::while_process_exits,
     wait::{lock, spawn, without_signals},
 };
 
@@ -112,6 +113,10 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
 /// Closes connections in order when the process exits: a kernel would do that for it. A signal handler that calls `exit` may have
 /// interrupted a thread that holds an engine's lock, so another thread does this, and the process exits without it after a time.
 extern "C" fn farewell() {
+    while_process_exits(hang_up_all);
+}
+
+fn hang_up_all() {
     let (sender, done) = mpsc::channel();
     let started = spawn("xwarp-farewell", move || {
         close_all();
