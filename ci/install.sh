@@ -20,7 +20,9 @@ TEST_PACKAGES+=(ibverbs-utils rdmacm-utils perftest qperf libfabric-bin libibver
 # systemd-analyze judges the unit of xwarpd.
 TEST_PACKAGES+=(systemd)
 # The suite of pyverbs, and storage over RDMA.
-TEST_PACKAGES+=(python3-pyverbs fio)
+TEST_PACKAGES+=(python3-pyverbs fio tgt libiscsi-dev)
+# memcheck over the drop-in libraries.
+TEST_PACKAGES+=(valgrind)
 # Root file systems of other releases (ci/distributions).
 TEST_PACKAGES+=(mmdebstrap)
 
