@@ -634,7 +634,8 @@ mod tests {
         let handle = Handle::publish(Sample::new(7));
         let user = handle.object().map(|object| Used::of(&object)).ok();
         assert_eq!(handle.retire_unused(|_| ()), Err(Errno::EBUSY));
-        drop(user);
+        // The user is destroyed; a call of another thread still has it.
+        user.iter().for_each(Used::release);
         // A call of another thread that has only found the object.
         let _found = handle.object();
         let found = handle.retire_unused(|sample| {

@@ -12,7 +12,7 @@
 
 use std::{
     ffi::{c_int, c_void},
-    mem, ptr, slice,
+    mem, ptr,
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -108,10 +108,11 @@ fn put_before(replaced: &Replaced, action: libc::sigaction) -> libc::sigaction {
 }
 
 fn is_same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
-    /// The bytes of a set.
-    fn set(action: &libc::sigaction) -> &[u8] {
-        // SAFETY: a set consists of integers only.
-        unsafe { slice::from_raw_parts((&raw const action.sa_mask).cast(), size_of::<libc::sigset_t>()) }
+    /// The kernel's 64 signals of a set. The C library's sets have room for 1024; the rest of one that it reads from the kernel is what
+    /// was on its stack.
+    fn set(action: &libc::sigaction) -> u64 {
+        // SAFETY: a set consists of integers only, and is longer and as aligned as this one.
+        unsafe { (&raw const action.sa_mask).cast::<u64>().read() }
     }
     let flags = |action: &libc::sigaction| action.sa_flags & !RESTORER;
     one.sa_sigaction == other.sa_sigaction && flags(one) == flags(other) && set(one) == set(other)

@@ -4,7 +4,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -34,19 +34,30 @@ macro_rules! usable {
 }
 pub(crate) use usable;
 
-/// An object that another one uses for as long as this is alive.
-pub struct Used<T: Usable>(Arc<T>);
+/// An object that another one uses until that is destroyed.
+pub struct Used<T: Usable> {
+    object: Arc<T>,
+    is_released: AtomicBool,
+}
 
 impl<T: Usable> Used<T> {
     pub fn of(object: &Arc<T>) -> Self {
         object.users().0.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(object))
+        Self { object: Arc::clone(object), is_released: AtomicBool::new(false) }
+    }
+
+    /// Ends the use. The destruction of an object calls it for those that the object uses, because a call of another thread may have
+    /// found the object, which is then alive after its destruction.
+    pub fn release(&self) {
+        if !self.is_released.swap(true, Ordering::AcqRel) {
+            self.object.users().0.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
 impl<T: Usable> Drop for Used<T> {
     fn drop(&mut self) {
-        self.0.users().0.fetch_sub(1, Ordering::Release);
+        self.release();
     }
 }
 
@@ -54,7 +65,7 @@ impl<T: Usable> Deref for Used<T> {
     type Target = Arc<T>;
 
     fn deref(&self) -> &Arc<T> {
-        &self.0
+        &self.object
     }
 }
 

@@ -123,6 +123,7 @@ pub extern "C" fn ibv_destroy_cq(cq: Handle<Cq>) -> c_int {
         cq.unacknowledged.drain();
         if let Some(channel) = &cq.channel {
             channel.count(-1);
+            channel.release();
         }
     }))
 }

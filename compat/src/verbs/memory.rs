@@ -27,7 +27,7 @@ pub struct Pd {
     pub pd: ProtectionDomain,
     pub context: Arc<Context>,
     /// For a parent domain: the domain that it stands for.
-    _parent: Option<Used<Pd>>,
+    parent: Option<Used<Pd>>,
     /// The thread domain of a parent domain.
     td: Option<Used<Td>>,
     users: Users,
@@ -50,7 +50,7 @@ impl Pd {
     ) -> Arc<Self> {
         let c = CPart::new(ibv_pd { context: context.c_ptr(), handle: 0 });
         let context = Arc::clone(context);
-        let pd = Arc::new(Self { c, pd, context, _parent: parent, td, users: Users::default() });
+        let pd = Arc::new(Self { c, pd, context, parent, td, users: Users::default() });
         Handle::publish(Arc::clone(&pd));
         pd
     }
@@ -62,7 +62,11 @@ impl Pd {
 }
 
 pub extern "C" fn ibv_dealloc_pd(pd: Handle<Pd>) -> c_int {
-    number(pd.withdraw_unused().map(drop))
+    let end = |pd: Arc<Pd>| {
+        pd.parent.iter().for_each(Used::release);
+        pd.td.iter().for_each(Used::release);
+    };
+    number(pd.withdraw_unused().map(end))
 }
 
 #[repr(C)]
@@ -237,7 +241,7 @@ pub extern "C" fn ibv_dereg_mr(mr: Handle<Mr>) -> c_int {
         let region = state.region.take().ok_or(Errno::EINVAL)?;
         match region.deregister() {
             // Nobody accesses the memory of a device that has failed, and a program frees what it has.
-            Ok(()) | Err((_, ResourceError::DeviceFailed)) => mr.withdraw().map(drop),
+            Ok(()) | Err((_, ResourceError::DeviceFailed)) => mr.withdraw().map(|_| state.pd.release()),
             Err((region, error)) => {
                 state.region = Some(region);
                 Err(failure::resource(error))
@@ -315,7 +319,7 @@ pub extern "C" fn ibv_rereg_mr(
 pub struct Mw {
     c: CPart<ibv_mw>,
     window: MemoryWindow,
-    _pd: Used<Pd>,
+    pd: Used<Pd>,
 }
 
 object!(Mw: ibv_mw);
@@ -332,13 +336,13 @@ pub extern "C" fn alloc_mw(pd: Handle<Pd>, kind: c_int) -> Handle<Mw> {
         let window = pd.pd.alloc_window().map_err(failure::resource)?;
         let rkey = window.key().value();
         let c = ibv_mw { context: pd.context.c_ptr(), pd: pd.c_ptr(), rkey, handle: 0, kind };
-        Ok(Handle::publish(Arc::new(Mw { c: CPart::new(c), window, _pd: Used::of(&pd) })))
+        Ok(Handle::publish(Arc::new(Mw { c: CPart::new(c), window, pd: Used::of(&pd) })))
     };
     pointer(make())
 }
 
 pub extern "C" fn dealloc_mw(mw: Handle<Mw>) -> c_int {
-    number(mw.withdraw().map(drop))
+    number(mw.withdraw().map(|mw| mw.pd.release()))
 }
 
 /// Binds a window of type 1: there are none.

@@ -57,7 +57,7 @@ pub struct Qp {
     pub context: Arc<Context>,
     pd: Used<Pd>,
     cqs: [Used<Cq>; 2],
-    _srq: Option<Used<Srq>>,
+    srq: Option<Used<Srq>>,
     number: u32,
     cap: ibv_qp_cap,
     sq_sig_all: c_int,
@@ -159,7 +159,7 @@ impl Qp {
             companion: OnceLock::new(),
             is_own_peer: AtomicBool::new(false),
             cqs: [Used::of(&send_cq), Used::of(&recv_cq)],
-            _srq: srq.as_ref().map(Used::of),
+            srq: srq.as_ref().map(Used::of),
             number,
             cap: *cap,
             sq_sig_all: init.sq_sig_all,
@@ -515,6 +515,9 @@ pub fn destroy(qp: Handle<Qp>) -> Result<(), Errno> {
         qp.context.card.remove_qp(qp);
         qp.unacknowledged.drain();
         qp.drafting.drain();
+        qp.pd.release();
+        qp.cqs.iter().for_each(Used::release);
+        qp.srq.iter().for_each(Used::release);
     })
 }
 

@@ -124,6 +124,7 @@ pub extern "C" fn ibv_destroy_srq(srq: Handle<Srq>) -> c_int {
     number(srq.retire_unused(|srq| {
         srq.pd.context.card.remove_srq(srq);
         srq.unacknowledged.drain();
+        srq.pd.release();
     }))
 }
 

@@ -16,7 +16,9 @@
 #define ALL_ACCESS \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND)
 /* Time limit of a step that must happen at once. */
+#ifndef LIMIT_MS
 #define LIMIT_MS 20000
+#endif
 
 #define CHECK(what)                                                                               \
 	do {                                                                                      \

@@ -212,7 +212,7 @@ static void free_server(struct end *end, const char *name)
 	(void)name;
 	await_request(end);
 	equip(end, NULL, 0);
-	CHECK(memory = malloc(size));
+	CHECK(memory = calloc(1, size));
 	CHECK(mr = ibv_reg_mr(end->id->pd, memory, size, ALL_ACCESS));
 	region = memory;
 	region_mr = mr;
@@ -328,7 +328,7 @@ int main(int argc, char **argv)
 	const char *name = argc > 1 ? argv[1] : "", *address = argc > 2 ? argv[2] : NULL;
 
 	/* A case that fails on either side must not wait for ever. */
-	alarm(50);
+	alarm(LIMIT_MS / 400);
 	if (!strncmp(name, "local-", 6) || !strcmp(name, "handlers"))
 		address ? (*name == 'l' ? local_client : handlers_client)(&self, name, address) : local_server(&self, name);
 	else if (!strcmp(name, "free"))
