@@ -22,7 +22,9 @@ impl CongestionCheck {
         assert!(info.cwnd > 0 && info.ssthresh > 0, "{info:?}");
         let new = info.counters.bytes_out - before.counters.bytes_out;
         let probed = info.counters.tlp_probes > before.counters.tlp_probes;
-        let allowed = info.cwnd + 4 * info.emss as u64;
+        // A model of the path may cut the window at once, after the turn has sent.
+        let window = if info.pacing_rate.is_some() { info.cwnd.max(before.cwnd) } else { info.cwnd };
+        let allowed = window + 4 * info.emss as u64;
         if info.counters.rto_expired > before.counters.rto_expired {
             self.frto = 2 * info.emss as u64;
         }

@@ -94,7 +94,7 @@ impl Dice {
     fn tcp(&mut self) -> TcpConfig {
         TcpConfig {
             receive_window: self.size(4_000..=1 << 20),
-            algorithm: self.pick(&[Algorithm::Cubic, Algorithm::NewReno]),
+            algorithm: self.pick(&[Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr]),
             window_scaling: self.0.random_bool(0.8),
             timestamps: self.0.random_bool(0.7),
             sack: self.0.random_bool(0.7),
