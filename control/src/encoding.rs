@@ -391,6 +391,7 @@ impl Tagged<Reply> {
                 to.u8(7);
                 description.encode(&mut to);
             }
+            Reply::Restarted => to.u8(8),
             Reply::Host(host) => {
                 to.u8(32);
                 host.encode(&mut to);
@@ -420,6 +421,7 @@ impl Tagged<Reply> {
                 },
                 6 => Reply::NextHop { address: from.address()?, mac: from.optional_mac()? },
                 7 => Reply::Described(Description::decode(from)?),
+                8 => Reply::Restarted,
                 32 => Reply::Host(Host::decode(from)?),
                 _ => return Err(DecodeError::Invalid("kind of reply")),
             };
@@ -464,6 +466,7 @@ impl Event {
                 to.u8(9);
                 to.text(text, MOST_TEXT_BYTES);
             }
+            Self::Restarted => to.u8(10),
         }
         to.done()
     }
@@ -484,6 +487,7 @@ impl Event {
                 7 => Self::Neighbour { address: from.address()?, mac: from.mac()? },
                 8 => Self::Routes,
                 9 => Self::Revoked { text: from.text(MOST_TEXT_BYTES, "text")? },
+                10 => Self::Restarted,
                 _ => return Err(DecodeError::Invalid("kind of event")),
             })
         })

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use xwarp_tcp::wire::Mac;
 
 /// Version of the protocol. Client and helper must have the same version.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Largest message in bytes.
 pub const MOST_BYTES: usize = 2048;
@@ -327,6 +327,9 @@ pub enum Reply {
     Host(Host),
     /// To any request; with the id 0, to the connection as a whole, which ends.
     Refused(Refusal),
+    /// With the id 0: another helper has taken the connection over. Requests that were not answered may be lost; the client
+    /// repeats them with their ids. A request with the id of one that was answered gets the same answer.
+    Restarted,
 }
 
 /// A change that the helper announces.
@@ -356,6 +359,9 @@ pub enum Event {
     },
     /// Some route changed.
     Routes,
+    /// Another helper has taken the device over. The whole state of the interface follows, up to [`Event::Routes`]: addresses that
+    /// are not repeated are gone.
+    Restarted,
     /// The helper takes the device away; the connection ends.
     Revoked {
         /// Why.

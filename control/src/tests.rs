@@ -101,6 +101,7 @@ fn events() -> Vec<Event> {
         Event::LinkRemoved,
         Event::Neighbour { address: v4(), mac: MAC },
         Event::Routes,
+        Event::Restarted,
         Event::Revoked { text: "the interface was removed".into() },
     ]
 }

@@ -17,6 +17,7 @@ use xwarp_driver::helper::send_message;
 use xwarp_driver::shared::memory_bytes;
 
 use crate::identity;
+use crate::names::Name;
 use crate::pair::Pair;
 use crate::pending::Pending;
 use crate::ports::{Owner, Rights};
@@ -37,7 +38,10 @@ pub(crate) struct Client {
     pub process: Option<OwnedFd>,
     pub greeted: bool,
     pub device: Device,
-    pub ports: BTreeMap<(Option<IpAddr>, u16), PortReservation>,
+    /// Its ports, with the numbers of the requests that reserved them.
+    pub ports: BTreeMap<(Option<IpAddr>, u16), (u32, PortReservation)>,
+    /// What is kept for the next helper.
+    pub names: BTreeSet<Name>,
     /// Next hops of its connections.
     pub next_hops: BTreeSet<IpAddr>,
 }
@@ -84,6 +88,13 @@ impl Client {
         // Before kernel 6.5 only its number is known, which is 0 in a PID namespace that cannot be seen from here.
         let by_number = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
         let process = getsockopt(&socket, PeerPidfd).ok().or_else(by_number);
+        Self::of(socket, process)
+    }
+
+    /// The process `process` at the other end of `socket`.
+    pub(crate) fn of(socket: OwnedFd, process: Option<OwnedFd>) -> io::Result<Self> {
+        let peer = getsockopt(&socket, PeerCredentials)?;
+        let pid = peer.pid();
         Ok(Self {
             socket,
             uid: peer.uid(),
@@ -94,6 +105,7 @@ impl Client {
             greeted: false,
             device: Device::None,
             ports: BTreeMap::new(),
+            names: BTreeSet::new(),
             next_hops: BTreeSet::new(),
         })
     }

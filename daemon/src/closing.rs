@@ -11,9 +11,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use rustix::io::ioctl_fionread;
 use rustix::net::{Shutdown, shutdown, sockopt};
-use xwarp_driver::helper::receive_message;
+use xwarp_driver::helper::{has_message, receive_message};
 
 /// Largest number of threads, in total and of one user.
 const MAX_THREADS: usize = 512;
@@ -81,7 +80,7 @@ impl Closing {
         let _ = shutdown(&socket, Shutdown::Both);
         let mut unread = Vec::new();
         for _ in 0..MAX_UNREAD {
-            if ioctl_fionread(&socket).is_ok_and(|bytes| bytes == 0) {
+            if !has_message(socket.as_fd()) {
                 if !unread.is_empty() {
                     self.close(uid, unread);
                 }
@@ -92,7 +91,7 @@ impl Closing {
                 Err(_) => break,
             }
         }
-        self.close(uid, (unread, socket, process));
+        self.close(uid, (unread, Unread(socket), process));
     }
 
     /// Closes descriptors that `uid` has passed.
@@ -170,6 +169,21 @@ impl Closing {
     /// Whether no more values may wait.
     pub(crate) fn is_full(&self) -> bool {
         self.counts().0 >= MAX_WAITING
+    }
+}
+
+/// A socket whose messages are received before it is closed: the keeper of this program may have a copy of it, and would close what
+/// they carry.
+struct Unread(OwnedFd);
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        while has_message(self.0.as_fd()) {
+            match receive_message(self.0.as_fd()) {
+                Ok((_, descriptors)) => descriptors.iter().for_each(without_linger),
+                Err(_) => return,
+            }
+        }
     }
 }
 

@@ -80,6 +80,7 @@ impl Server {
         let name = uplink.shared.attributes().name.clone();
         let why = uplink.shared.ended().unwrap_or("the interface was removed");
         tracing::warn!(interface = name, "{why}: its devices end, and it is taken again when it comes back");
+        self.store.forget(&uplink.name());
         self.unwatch_interface(index);
         let on_it: Vec<u64> =
             self.clients.iter().filter(|(_, client)| client.is_on(index)).map(|(id, _)| *id).collect();
@@ -105,7 +106,7 @@ impl Server {
             if !Uplink::exists(&name) {
                 continue;
             }
-            let again = Uplink::open(&name, &self.options).and_then(|mut again| {
+            let again = Uplink::open(&name, &self.options, |_| None).and_then(|mut again| {
                 again.connect_relay(index, &self.pairs)?;
                 Ok(again)
             });
@@ -113,6 +114,7 @@ impl Server {
                 Ok(again) => {
                     again.report();
                     *uplink = again;
+                    self.keep_uplink(index);
                     if let Err(error) = self.watch_interface(index) {
                         tracing::error!("{error:#}");
                     }

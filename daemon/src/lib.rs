@@ -30,25 +30,31 @@
 //! | `log` | the log on standard error |
 //! | `signals` | the signals that end the helper |
 //! | `metrics` | the endpoint for monitors |
-//! | `notify` | the report to systemd that the helper serves |
+//! | `names` | the names of descriptors that outlive the helper |
+//! | `store` | the protocol by which systemd, or the keeper, keeps them |
+//! | `keeper` | the process that keeps them where systemd does not |
+//! | `former` | what the former helper has left |
+//! | `takeover` | the devices of the former helper |
 //! | `report` | reports for users and monitors |
 //! | `privileges` | the capabilities that are kept |
 //! | `syscalls` | the system calls that are kept |
 //!
-//! Nothing outlives the helper: programs, pairs and reserved ports end with its descriptors, and each client ends its device
-//! when the helper's sockets close.
+//! Programs, pairs and reserved ports end with the helper's descriptors, and each client ends its device when the helper's sockets
+//! close. With `--keep`, somebody else holds copies of them until the next helper takes over.
 #![forbid(unsafe_code)]
 
 mod client;
 mod closing;
 mod events;
+mod former;
 mod identity;
+mod keeper;
 mod limits;
 mod listen;
 mod log;
 mod memory;
 mod metrics;
-mod notify;
+mod names;
 mod options;
 mod pair;
 mod pairs;
@@ -62,26 +68,40 @@ mod requests;
 mod server;
 mod signals;
 mod slots;
+mod store;
 mod syscalls;
+mod takeover;
 mod turns;
 mod uplink;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use former::Former;
 pub use options::Options;
+use signals::Signals;
 
 /// Runs the program.
 pub fn main() -> ExitCode {
     let options = Options::parse();
+    run(&options).unwrap_or(ExitCode::FAILURE)
+}
+
+fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    let former = Former::take();
+    let is_kept = former.as_ref().is_ok_and(|former| former.keeper.is_some());
+    let keeps = options.keep && former.is_ok() && !is_kept && std::env::var_os("NOTIFY_SOCKET").is_none();
     // Before the first thread starts.
-    let signals = signals::Signals::take();
-    let Ok(_log) = log::start() else { return ExitCode::FAILURE };
-    match signals.and_then(|signals| server::run(&options, &signals)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
+    let signals = if keeps { Signals::take_with_children() } else { Signals::take() };
+    if keeps {
+        privileges::suspend()?;
     }
+    let _log = log::start()?;
+    let outcome =
+        signals.and_then(
+            |signals| {
+                if keeps { keeper::run(signals) } else { server::run(options, &signals, former?) }
+            },
+        );
+    outcome.inspect_err(|error| tracing::error!("{error:#}"))
 }

@@ -13,6 +13,7 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
+use crate::names::Name;
 use crate::options::Options;
 
 /// Connections that wait to be accepted.
@@ -36,9 +37,16 @@ struct Made {
 }
 
 impl Listening {
-    /// Opens the socket that the options name.
-    pub(crate) fn open(options: &Options) -> Result<Self> {
+    /// Opens the socket that the options name. `former` is that of the former helper, with the identity of its file.
+    pub(crate) fn open(options: &Options, former: Option<(OwnedFd, (u64, u64))>) -> Result<Self> {
         let path = &options.socket;
+        if let Some((socket, file)) = former
+            && identity(path).is_ok_and(|found| found == file)
+        {
+            let listening = Self { socket, made: Some(Made { path: path.clone(), file }) };
+            listening.permit(options)?;
+            return Ok(listening);
+        }
         if path.as_os_str() == "-" {
             let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input is closed")?;
             // A client may disconnect between its arrival and `accept`.
@@ -56,13 +64,30 @@ impl Listening {
         let made = Made { path: path.clone(), file: identity(path)? };
         let listening = Self { socket, made: Some(made) };
         // No client can connect before `listen`, so the permissions are in effect from the first connection on.
+        listening.permit(options)?;
+        listen(&listening.socket, BACKLOG)?;
+        Ok(listening)
+    }
+
+    /// Sets the group and the permissions of the file.
+    fn permit(&self, options: &Options) -> Result<()> {
+        let Some(Made { path, .. }) = &self.made else { return Ok(()) };
         if let Some(group) = &options.group {
             let group = group_number(group)?;
             chown(path, None, Some(group)).with_context(|| format!("group of {}", path.display()))?;
         }
-        fs::set_permissions(path, fs::Permissions::from_mode(options.mode))?;
-        listen(&listening.socket, BACKLOG)?;
-        Ok(listening)
+        Ok(fs::set_permissions(path, fs::Permissions::from_mode(options.mode))?)
+    }
+
+    /// The name of the socket, if it was created here.
+    pub(crate) fn name(&self) -> Option<Name> {
+        let (device, inode) = self.made.as_ref()?.file;
+        Some(Name::Listener { device, inode })
+    }
+
+    /// Leaves the file to the next helper.
+    pub(crate) fn leave(mut self) {
+        self.made = None;
     }
 
     /// A duplicate of the socket.

@@ -43,6 +43,10 @@ pub struct Options {
     /// 802.1Q tag of all frames of clients, on each interface; a VLAN interface of the kernel needs no option
     #[arg(long, value_name = "ID", value_parser = value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
+    /// Keep devices, connections and ports across restarts: systemd holds them (FileDescriptorStoreMax=), or else a process
+    /// of xwarpd itself, which starts it again when it ends. SIGTERM to that process ends all
+    #[arg(long)]
+    pub keep: bool,
     /// Devices that one user may have open [default: 4 for each CPU, at least 8]
     #[arg(long, value_parser = value_parser!(u32).range(1..=4095))]
     pub devices_per_user: Option<u32>,

@@ -37,6 +37,16 @@ impl Pair {
         self.slot
     }
 
+    /// The links that keep its programs attached.
+    pub(crate) fn links(&self) -> &PairLinks {
+        &self.links
+    }
+
+    /// The namespace of its far end.
+    pub(crate) fn namespace(&self) -> &PrivateNamespace {
+        &self.namespace
+    }
+
     /// The switch that the pair is connected to.
     pub(crate) fn switch(&self) -> &Switch {
         &self.switch

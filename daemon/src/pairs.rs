@@ -4,6 +4,7 @@
 //! Both run in an unnamed network namespace of their own. The near ends of all pairs are in this namespace, invisible to
 //! other programs, and end with it. Each far end is in a namespace of its own: see [`private`](crate::private).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,20 +13,24 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use xwarp_control::Sizes;
 use xwarp_driver::netlink::Netlink;
+use xwarp_driver::netlink::link::KernelLink;
 use xwarp_driver::netlink::veth::VethEnd;
 use xwarp_driver::shared;
-use xwarp_prog::{AttachMode, Switch};
+use xwarp_prog::{AttachMode, ProgramError, Switch};
 
 use crate::pair::{Done, Pair, Results};
-use crate::private::{FarEnd, Order, make_far_end, set_up};
+use crate::private::{FarEnd, Order, PrivateNamespace, make_far_end, set_up};
 use crate::privileges;
 use crate::removals::{Removal, remove_all};
 use crate::turns::Turns;
+
+/// Name of each near end, before the number of its slot.
+const NEAR: &str = "near";
 
 /// A request to register the memory of a client.
 pub(crate) struct Registration {
@@ -42,6 +47,17 @@ enum Job {
     Register(Box<Registration>),
     SetMtu { near: u32, mtu: u32 },
     MakeRelay(RelayOrder),
+    Find(Sender<BTreeMap<u32, u32>>),
+    Adopt(Box<Adoption>),
+}
+
+/// A pair that a former helper has made.
+struct Adoption {
+    slot: u32,
+    ends: [u32; 2],
+    switch: Arc<Switch>,
+    socket: OwnedFd,
+    done: Sender<Result<(), ProgramError>>,
 }
 
 /// The pair through which frames from the wire arrive when a foreign XDP program has the interface.
@@ -63,8 +79,8 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    /// Starts the threads.
-    pub(crate) fn start(threaded_napi: bool) -> Result<Self> {
+    /// Starts the threads, in the namespace of a former helper's near ends or in a new one. Returns the namespace, too.
+    pub(crate) fn start(threaded_napi: bool, home: Option<OwnedFd>) -> Result<(Self, OwnedFd)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (jobs, removals) = (Arc::new(Turns::default()), Arc::new(Turns::default()));
         let (sender, done) = channel();
@@ -73,15 +89,16 @@ impl Pairs {
         let (made, removed) = (results(), results());
         let (orders, removes) = (Arc::clone(&jobs), Arc::clone(&removals));
         thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || {
-            let entered = enter(threaded_napi).and_then(|namespace| {
+            let entered = enter(threaded_napi, home).and_then(|namespace| {
                 // A new thread is in the namespace of the one that starts it.
                 remove_all(removes, removed)?;
                 privileges::drop_others_of_pairs().context("dropping capabilities")?;
-                Ok(namespace)
+                let home = namespace.home.try_clone()?;
+                Ok((namespace, home))
             });
             match entered {
-                Ok(namespace) => {
-                    let _ = ready.send(Ok(()));
+                Ok((namespace, home)) => {
+                    let _ = ready.send(Ok(home));
                     work(namespace, &orders, &made);
                 }
                 Err(error) => {
@@ -89,8 +106,8 @@ impl Pairs {
                 }
             }
         })?;
-        is_ready.recv().context("the thread of the pairs ended")??;
-        Ok(Self { jobs, removals, done, bell })
+        let home = is_ready.recv().context("the thread of the pairs ended")??;
+        Ok((Self { jobs, removals, done, bell }, home))
     }
 
     /// Readable when [`next`](Self::next) has a result.
@@ -115,7 +132,32 @@ impl Pairs {
     /// Removes a pair, and closes the helper's own descriptor of its socket. Slots are reported when nothing of the client's is
     /// left in its namespace.
     pub(crate) fn remove(&self, uid: u32, pair: Pair, socket: OwnedFd) {
-        self.removals.push(Some(uid), Removal { pair, socket });
+        self.removals.push(Some(uid), Removal::Pair(pair, socket));
+    }
+
+    /// Removes what a former helper has left of a slot.
+    pub(crate) fn remove_remains(&self, slot: u32, near: Option<u32>, namespace: Option<PrivateNamespace>) {
+        self.removals.push(None, Removal::Remains { slot, near, namespace });
+    }
+
+    /// The near ends that are there, by slot. Waits for the thread.
+    pub(crate) fn near_ends(&self) -> Result<BTreeMap<u32, u32>> {
+        let (sender, found) = channel();
+        self.send(None, Job::Find(sender));
+        found.recv().context("the thread of the pairs ended")
+    }
+
+    /// Adds a pair that is there to a switch. Waits for the thread.
+    pub(crate) fn adopt(
+        &self,
+        slot: u32,
+        ends: [u32; 2],
+        switch: Arc<Switch>,
+        socket: OwnedFd,
+    ) -> Result<()> {
+        let (done, is_done) = channel();
+        self.send(None, Job::Adopt(Box::new(Adoption { slot, ends, switch, socket, done })));
+        Ok(is_done.recv().context("the thread of the pairs ended")??)
     }
 
     pub(crate) fn set_mtu(&self, uid: u32, pair: &Pair, mtu: u32) {
@@ -161,9 +203,13 @@ struct Namespace {
     relays: Vec<OwnedFd>,
 }
 
-/// Moves the calling thread into a new network namespace.
-fn enter(threaded_napi: bool) -> Result<Namespace> {
-    unshare(CloneFlags::CLONE_NEWNET).context("a network namespace for the pairs needs CAP_SYS_ADMIN")?;
+/// Moves the calling thread into the network namespace of the near ends.
+fn enter(threaded_napi: bool, home: Option<OwnedFd>) -> Result<Namespace> {
+    let entered = match &home {
+        Some(home) => setns(home, CloneFlags::CLONE_NEWNET),
+        None => unshare(CloneFlags::CLONE_NEWNET),
+    };
+    entered.context("a network namespace for the pairs needs CAP_SYS_ADMIN")?;
     if threaded_napi {
         // The setting is a file, and a mounted sysfs shows the namespace that it was mounted in: this thread needs its own.
         unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace for --threaded-napi")?;
@@ -171,7 +217,8 @@ fn enter(threaded_napi: bool) -> Result<Namespace> {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("mounting sysfs")?;
     }
-    let home = fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?.into();
+    let new = || fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace");
+    let home = home.map_or_else(|| new().map(OwnedFd::from), Ok)?;
     let netlink = Netlink::open().context("opening a netlink socket")?;
     Ok(Namespace { home, netlink, threaded_napi, relays: Vec::new() })
 }
@@ -200,6 +247,18 @@ impl Namespace {
                 let _ = order.made.send(self.make_relay(&order));
                 None
             }
+            Job::Find(found) => {
+                let links = self.netlink.links().unwrap_or_default();
+                let near =
+                    |link: &KernelLink| Some((link.name.strip_prefix(NEAR)?.parse().ok()?, link.index));
+                let _ = found.send(links.iter().filter_map(near).collect());
+                None
+            }
+            Job::Adopt(adoption) => {
+                let Adoption { slot, ends, switch, socket, done } = *adoption;
+                let _ = done.send(switch.add_client(slot, ends, socket.as_fd()));
+                None
+            }
             Job::SetMtu { near, mtu } => {
                 match self.netlink.set_mtu(near, mtu) {
                     // It was removed meanwhile.
@@ -226,7 +285,7 @@ impl Namespace {
     }
 
     fn make(&mut self, order: &Order) -> Result<(Pair, OwnedFd)> {
-        let name = format!("near{}", order.slot);
+        let name = format!("{NEAR}{}", order.slot);
         let FarEnd { index: far, link, socket, namespace } = make_far_end(&self.home, &name, order)?;
         let near = self.netlink.index_of(&name).context("finding the near end of a pair")?;
         let ends = [near, far];

@@ -21,6 +21,8 @@ pub(crate) struct Pending {
     neighbours: BTreeMap<IpAddr, Event>,
     routes: bool,
     removed: bool,
+    /// The other changes are the whole state, from a new helper.
+    restarted: bool,
 }
 
 impl Pending {
@@ -34,6 +36,7 @@ impl Pending {
             Event::Mac(_) => self.mac = Some(event.clone()),
             Event::Neighbour { address, .. } => drop(self.neighbours.insert(*address, event.clone())),
             Event::Routes => self.routes = true,
+            Event::Restarted => self.restarted = true,
             Event::LinkRemoved => self.removed = true,
             // Sent at once, before the end of the connection.
             Event::Revoked { .. } => {}
@@ -48,8 +51,11 @@ impl Pending {
         }
     }
 
-    /// The change to be sent next; the removal of the interface is the last one.
+    /// The change to be sent next: the restart is the first one, routes follow addresses, and the removal of the interface is the last one.
     pub(crate) fn first(&self) -> Option<Event> {
+        if self.restarted {
+            return Some(Event::Restarted);
+        }
         if let Some((address, added)) = self.addresses.first_key_value() {
             let change = if *added { Event::AddressAdded } else { Event::AddressRemoved };
             return Some(change(*address));
@@ -75,6 +81,7 @@ impl Pending {
             Event::Mac(_) => self.mac = None,
             Event::Neighbour { address, .. } => drop(self.neighbours.remove(address)),
             Event::Routes => self.routes = false,
+            Event::Restarted => self.restarted = false,
             Event::LinkRemoved => self.removed = false,
             Event::Revoked { .. } => {}
         }

@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -27,6 +27,11 @@ const FAR_INDEX: u32 = 1 << 30;
 /// MTU of far ends whose programs take chains of chunks, in bytes. The near end of a pair drops what its interface cannot send,
 /// so the MTU of the far end is the largest possible one and never changes.
 const CHAINS_MTU: u32 = 65535;
+
+/// Index of the far end of a slot, in the namespace of its client's socket.
+pub(crate) fn far_index(slot: u32) -> u32 {
+    FAR_INDEX + slot
+}
 
 /// A request for a pair, with a socket in the namespace of its far end.
 pub(crate) struct Order {
@@ -67,7 +72,7 @@ pub(crate) fn make_far_end(home: &OwnedFd, near: &str, order: &Order) -> Result<
 fn inside(home: &OwnedFd, near: &str, order: &Order) -> Result<FarEnd> {
     let protocols = File::open("/proc/thread-self/net/protocols").context("opening /proc/net/protocols")?;
     let mut netlink = Netlink::open().context("opening a netlink socket")?;
-    let index = FAR_INDEX + order.slot;
+    let index = far_index(order.slot);
     let mtu = if order.multi_buffer { CHAINS_MTU } else { u32::from(SINGLE_CHUNK_MTU) };
     let far = VethEnd { name: FAR, index, mtu };
     netlink
@@ -97,6 +102,16 @@ pub(crate) fn set_up(netlink: &mut Netlink, end: u32) -> Result<()> {
 }
 
 impl PrivateNamespace {
+    /// The namespace whose `/proc/net/protocols` this is.
+    pub(crate) fn of(protocols: OwnedFd) -> Self {
+        Self { protocols: protocols.into() }
+    }
+
+    /// `/proc/net/protocols` of the namespace.
+    pub(crate) fn protocols(&self) -> BorrowedFd<'_> {
+        self.protocols.as_fd()
+    }
+
     /// Whether no AF_XDP socket of the namespace is open any more, so that nothing of the client's is left in it.
     pub(crate) fn is_empty(&mut self) -> bool {
         let mut text = String::new();

@@ -35,6 +35,12 @@ pub(crate) fn drop_others_of_pairs() -> io::Result<()> {
     limit_to(KEPT | CapabilitySet::SYS_ADMIN)
 }
 
+/// Makes all capabilities of the calling thread ineffective. Programs that it starts have them again.
+pub(crate) fn suspend() -> io::Result<()> {
+    let has = capabilities(None)?;
+    Ok(set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..has })?)
+}
+
 /// Drops all capabilities of the calling thread.
 pub(crate) fn drop_all() -> io::Result<()> {
     limit_to(CapabilitySet::empty())

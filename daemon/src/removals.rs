@@ -22,11 +22,13 @@ use crate::turns::{Next, Turns};
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(200);
 
-/// A pair that is not needed any more, and the helper's own descriptor of its socket.
+/// What is not needed any more.
 #[derive(Debug)]
-pub(crate) struct Removal {
-    pub pair: Pair,
-    pub socket: OwnedFd,
+pub(crate) enum Removal {
+    /// A pair, and the helper's own descriptor of its socket.
+    Pair(Pair, OwnedFd),
+    /// What a former helper had begun to remove: the near end of a slot, if it is there still, and its namespace.
+    Remains { slot: u32, near: Option<u32>, namespace: Option<PrivateNamespace> },
 }
 
 /// Starts the thread in the network namespace of the calling one.
@@ -40,9 +42,20 @@ pub(crate) fn remove_all(removals: Arc<Turns<Removal>>, results: Results) -> Res
         let mut pause = FIRST_LOOK;
         loop {
             match removals.wait((!held.is_empty()).then_some(pause)) {
-                Next::Job(Removal { pair, socket }) => {
+                Next::Job(Removal::Pair(pair, socket)) => {
                     held.push(pair.remove(&mut netlink));
                     drop(socket);
+                    pause = FIRST_LOOK;
+                }
+                Next::Job(Removal::Remains { slot, near, namespace }) => {
+                    if let Some(near) = near {
+                        let _ = netlink.delete_link(near);
+                    }
+                    match namespace {
+                        Some(namespace) => held.push((slot, namespace)),
+                        None if !results.report(Done::Removed { slot }) => return,
+                        None => {}
+                    }
                     pause = FIRST_LOOK;
                 }
                 Next::Nothing => pause = LAST_LOOK.min(2 * pause),

@@ -12,6 +12,7 @@ use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Reque
 use xwarp_driver::shared::memory_bytes;
 
 use crate::client::Device;
+use crate::names::Name;
 use crate::pair::{Done, Pair};
 use crate::pairs::Registration;
 use crate::pending::Pending;
@@ -51,7 +52,10 @@ impl Server {
             return self.release(id, address, port);
         }
         self.rates.spend(uid, Instant::now());
-        let answer = self.answer(id, request.id, request.body, descriptors);
+        let answer = match request.body {
+            Request::Reserve { address, port } => self.reserve(id, request.id, address, port).map(Some),
+            body => self.answer(id, request.id, body, descriptors),
+        };
         match answer {
             Ok(None) => {}
             Ok(Some(reply)) => self.reply(id, request.id, reply, &[]),
@@ -128,10 +132,6 @@ impl Server {
             return Err(refusal(Reason::Route, text));
         }
         match body {
-            Request::Reserve { address, port } => {
-                let port = self.reserve(id, address, port)?;
-                Ok(Some(Reply::Reserved { port }))
-            }
             Request::Resolve { destination, source } => {
                 let reply = uplink.resolve(destination, source)?;
                 if let Reply::Resolved { next_hop, .. } = reply {
@@ -149,6 +149,7 @@ impl Server {
             Request::Hello { .. }
             | Request::Open { .. }
             | Request::Register
+            | Request::Reserve { .. }
             | Request::Release { .. }
             | Request::Describe { .. }
             | Request::Host { .. } => Ok(None),
@@ -240,7 +241,7 @@ impl Server {
     pub(crate) fn pairs_done(&mut self) {
         while let Some(done) = self.pairs.next() {
             match done {
-                Done::Removed { slot } => self.slots.free(slot),
+                Done::Removed { slot } => self.removed(slot),
                 Done::Registered { client, request, result } => self.registered(client, request, result),
                 Done::Made { client, uid, slot, result } => match result {
                     Ok((pair, socket)) => self.opened(client, uid, pair, socket),
@@ -304,15 +305,29 @@ impl Server {
             socket: same,
             registers: false,
         };
+        self.keep_device(id);
         self.reply(id, request, Reply::Opened(granted), &[socket, theirs]);
         self.send_events(id);
     }
 
-    fn reserve(&mut self, id: u64, address: Option<IpAddr>, port: u16) -> Result<u16, Refusal> {
+    fn reserve(
+        &mut self,
+        id: u64,
+        request: u32,
+        address: Option<IpAddr>,
+        port: u16,
+    ) -> Result<Reply, Refusal> {
         let few = self.has_few_descriptors();
-        let Some(client) = self.clients.get(&id) else { return Ok(0) };
-        let Device::Open { uplink, pair, .. } = &client.device else { return Ok(0) };
-        let Some(uplink) = self.uplinks.get(*uplink) else { return Ok(0) };
+        let none = || refusal(Reason::State, "no device is open");
+        let client = self.clients.get(&id).ok_or_else(none)?;
+        let Device::Open { uplink, pair, .. } = &client.device else { return Err(none()) };
+        let Some(uplink) = self.uplinks.get(*uplink) else { return Err(none()) };
+        // A request that is repeated, because the former helper may not have answered it.
+        if let Some(((_, port), _)) =
+            client.ports.iter().find(|(_, (reserved_by, _))| *reserved_by == request)
+        {
+            return Ok(Reply::Reserved { port: *port });
+        }
         self.limits.port(&self.usage(client.uid))?;
         if few {
             return Err(refusal(Reason::Limit, FEW_DESCRIPTORS));
@@ -331,15 +346,19 @@ impl Server {
             .add_owner(address, port, pair.slot())
             .map_err(|error| refusal(Reason::System, error.to_string()))?;
         if let Some(client) = self.clients.get_mut(&id) {
-            client.ports.insert((address, port), held);
+            client.ports.insert((address, port), (request, held));
         }
-        Ok(port)
+        self.keep_port(id, request, (address, port));
+        Ok(Reply::Reserved { port })
     }
 
     fn release(&mut self, id: u64, address: Option<IpAddr>, port: u16) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let Some(held) = client.ports.remove(&(address, port)) else { return };
+        let Some((request, held)) = client.ports.remove(&(address, port)) else { return };
         if let Device::Open { uplink, pair, .. } = &client.device {
+            let name = Name::Port { slot: pair.slot(), request };
+            client.names.remove(&name);
+            self.store.forget(&name);
             pair.switch().remove_owner(address, port);
             let interface = self.uplinks.get(*uplink).map_or(0, |uplink| uplink.shared.attributes().index);
             self.quarantine.add(Instant::now(), client.owner, interface, held);

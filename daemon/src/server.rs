@@ -2,10 +2,13 @@
 //! nothing whose closing may take long.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
@@ -14,11 +17,12 @@ use xwarp_driver::helper::receive_message;
 
 use crate::client::{Client, Device};
 use crate::closing::Closing;
+use crate::former::Former;
 use crate::limits::{Limits, Rates, Usage};
 use crate::listen;
 use crate::memory::MemoryFiles;
 use crate::metrics::Metrics;
-use crate::notify;
+use crate::names::Name;
 use crate::options::Options;
 use crate::pairs::Pairs;
 use crate::ports::Quarantine;
@@ -26,6 +30,7 @@ use crate::privileges;
 use crate::report::Losses;
 use crate::signals::Signals;
 use crate::slots::Slots;
+use crate::store::Store;
 use crate::syscalls;
 use crate::uplink::{Uplink, refusal};
 
@@ -34,7 +39,8 @@ const LISTENER: u64 = 0;
 const BELL: u64 = 1;
 const STOP: u64 = 2;
 const METRICS: u64 = 3;
-const FIRST_INTERFACE: u64 = 4;
+const KEEPER: u64 = 4;
+const FIRST_INTERFACE: u64 = 5;
 const FIRST_CLIENT: u64 = 256;
 /// Descriptors of one client: its connection, its process, and its events while they cannot be sent.
 const CONNECTION: u64 = 0;
@@ -50,6 +56,8 @@ const MAX_REQUESTS: usize = 8;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Pause before a thread that could not be started is tried again.
 const THREAD_PAUSE: Duration = Duration::from_millis(100);
+/// Pause before messages to the keeper are tried again.
+const STORE_PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors that stay free: those of one message (`SCM_MAX_FD`), which the kernel would otherwise close on this thread;
 /// monitors; and those that the other threads open for a moment.
 const SPARE_DESCRIPTORS: u64 = 253 + 128 + 64;
@@ -71,6 +79,7 @@ pub(crate) struct Server {
     /// Clients whose requests wait, by user.
     throttled: BTreeMap<u32, Vec<u64>>,
     pub(crate) closing: Closing,
+    pub(crate) store: Store,
     pub(crate) memory: MemoryFiles,
     /// Refused requests and connections since the start, by reason.
     pub(crate) refused: BTreeMap<&'static str, u64>,
@@ -85,29 +94,24 @@ pub(crate) struct Server {
 }
 
 /// Serves until a signal asks the program to end.
-pub(crate) fn run(options: &Options, stop: &Signals) -> Result<()> {
-    anyhow::ensure!(options.interfaces.len() <= MAX_INTERFACES, "at most {MAX_INTERFACES} interfaces");
-    let by_systemd = options.socket.as_os_str() == "-";
-    anyhow::ensure!(by_systemd || !options.interfaces.is_empty(), "no interface is named");
-    if options.interfaces.is_empty() {
-        // Whoever installed the service has not set it up yet. If this program failed, its socket would fail too.
-        tracing::warn!("no interface is named (XWARPD_OPTIONS in /etc/default/xwarpd): nothing is shared");
-    }
+pub(crate) fn run(options: &Options, stop: &Signals, mut former: Former) -> Result<ExitCode> {
+    check(options)?;
     let descriptors = privileges::raise_descriptor_limit()?;
     let mut uplinks = Vec::new();
     for name in &options.interfaces {
-        uplinks.push(Uplink::open(name, options)?);
+        uplinks.push(Uplink::open(name, options, |index| former.uplinks.remove(&index))?);
     }
-    let pairs = Pairs::start(options.threaded_napi)?;
+    let (pairs, home) = Pairs::start(options.threaded_napi, former.home.take())?;
     for (number, uplink) in uplinks.iter_mut().enumerate() {
         uplink.connect_relay(number, &pairs)?;
     }
-    let listening = listen::Listening::open(options)?;
+    let listening = listen::Listening::open(options, former.listener.take())?;
     let memory = MemoryFiles::new().context("making a file in memory")?;
     privileges::drop_others().context("dropping capabilities")?;
     let now = Instant::now();
     let limits = options.limits();
-    let mut server = Server {
+    // Dropping it would detach the programs, also those that the next helper goes on with.
+    let mut server = ManuallyDrop::new(Server {
         limits,
         options: options.clone(),
         uplinks,
@@ -120,6 +124,7 @@ pub(crate) fn run(options: &Options, stop: &Signals) -> Result<()> {
         rates: Rates::new(limits.requests_per_second),
         throttled: BTreeMap::new(),
         closing: Closing::default(),
+        store: Store::open(former.keeper.take(), options.keep, former.names),
         memory,
         refused: BTreeMap::new(),
         losses: Losses::default(),
@@ -128,33 +133,89 @@ pub(crate) fn run(options: &Options, stop: &Signals) -> Result<()> {
         listener: listening.socket()?,
         accept_at: None,
         descriptors,
-    };
-    server.watch(server.listener.as_fd(), LISTENER)?;
-    server.watch(server.pairs.bell(), BELL)?;
-    server.watch(stop.fd(), STOP)?;
-    if let Some(metrics) = &server.metrics {
-        server.watch(metrics.bell(), METRICS)?;
+    });
+    server.watch_all(stop)?;
+    server.take_over(former.devices)?;
+    server.keep_first(&home, listening.name());
+    server.report();
+    server.store.ready();
+    match server.serve(stop)? {
+        End::Restart => {
+            server.store.finish();
+            listening.leave();
+        }
+        End::Stop(why) => {
+            server.revoke_all(why);
+            server.store.stopping();
+            drop(ManuallyDrop::into_inner(server));
+        }
     }
-    for index in 0..server.uplinks.len() {
-        server.watch_interface(index)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(options: &Options) -> Result<()> {
+    anyhow::ensure!(options.interfaces.len() <= MAX_INTERFACES, "at most {MAX_INTERFACES} interfaces");
+    let by_systemd = options.socket.as_os_str() == "-";
+    anyhow::ensure!(by_systemd || !options.interfaces.is_empty(), "no interface is named");
+    if options.interfaces.is_empty() {
+        // Whoever installed the service has not set it up yet. If this program failed, its socket would fail too.
+        tracing::warn!("no interface is named (XWARPD_OPTIONS in /etc/default/xwarpd): nothing is shared");
     }
-    for uplink in &server.uplinks {
-        uplink.report();
-    }
-    if options.threaded_napi {
-        tracing::info!("frames of clients are processed on kernel threads");
-    }
-    // The threads of the log, of the pairs and of the metrics run already.
-    if let Err(error) = syscalls::restrict() {
-        tracing::warn!("system calls are not restricted: {error:#}");
-    }
-    tracing::info!(socket = %options.socket.display(), capabilities = privileges::KEPT_NAMES, "ready");
-    notify::ready();
-    server.serve()
+    Ok(())
+}
+
+/// How the loop ends.
+enum End {
+    /// The next helper goes on with the devices.
+    Restart,
+    /// All devices end, for this reason.
+    Stop(&'static str),
 }
 
 impl Server {
-    fn watch(&self, fd: BorrowedFd<'_>, mark: u64) -> Result<()> {
+    /// Watches all but the clients.
+    fn watch_all(&self, stop: &Signals) -> Result<()> {
+        self.watch(self.listener.as_fd(), LISTENER)?;
+        self.watch(self.pairs.bell(), BELL)?;
+        self.watch(stop.fd(), STOP)?;
+        if let Some(metrics) = &self.metrics {
+            self.watch(metrics.bell(), METRICS)?;
+        }
+        if let Some(keeper) = self.store.keeper() {
+            // It says nothing, and hangs up at its end.
+            let mark = epoll::EventData::new_u64(KEEPER);
+            epoll::add(&self.epoll, keeper, mark, epoll::EventFlags::empty())
+                .context("watching the keeper")?;
+        }
+        (0..self.uplinks.len()).try_for_each(|index| self.watch_interface(index))
+    }
+
+    /// Keeps what all devices need. `socket` is the name of the listening socket.
+    fn keep_first(&mut self, home: &OwnedFd, socket: Option<Name>) {
+        self.store.retain(|name| !matches!(name, Name::Listener { .. }) || socket.as_ref() == Some(name));
+        self.store.keep(Name::Home, home.as_fd());
+        if let Some(name) = socket {
+            self.store.keep(name, self.listener.as_fd());
+        }
+    }
+
+    /// Writes to the log what is shared, and restricts what this process can do.
+    fn report(&self) {
+        for uplink in &self.uplinks {
+            uplink.report();
+        }
+        if self.options.threaded_napi {
+            tracing::info!("frames of clients are processed on kernel threads");
+        }
+        // The threads of the log, of the pairs and of the metrics run already.
+        if let Err(error) = syscalls::restrict() {
+            tracing::warn!("system calls are not restricted: {error:#}");
+        }
+        let socket = self.options.socket.display();
+        tracing::info!(%socket, capabilities = privileges::KEPT_NAMES, "ready");
+    }
+
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, mark: u64) -> Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
             .context("adding a descriptor to an epoll set")
     }
@@ -170,7 +231,7 @@ impl Server {
         }
     }
 
-    fn serve(&mut self) -> Result<()> {
+    fn serve(&mut self, stop: &Signals) -> Result<End> {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 64];
         loop {
@@ -186,10 +247,11 @@ impl Server {
                     LISTENER => self.accept(),
                     BELL => self.pairs_done(),
                     STOP => {
-                        tracing::info!(clients = self.clients.len(), "ends");
-                        self.revoke_all("xwarpd was stopped");
-                        return Ok(());
+                        let restarts = self.store.keeps() && stop.arrived() == Some(Signal::SIGTERM);
+                        tracing::info!(clients = self.clients.len(), restarts, "ends");
+                        return Ok(if restarts { End::Restart } else { End::Stop("xwarpd was stopped") });
                     }
+                    KEEPER => return Ok(End::Stop("the keeper of xwarpd has ended")),
                     METRICS => self.answer_monitors(),
                     mark if mark < FIRST_CLIENT => self.interface_changed((mark - FIRST_INTERFACE) as usize),
                     mark => match (mark / KINDS, mark % KINDS) {
@@ -219,7 +281,12 @@ impl Server {
             self.listen(epoll::EventFlags::IN);
             None
         });
-        let limits = [self.quarantine.expire(now), self.unthrottle(now), self.take_again(now), stuck, paused];
+        let behind = self.store.is_behind().then(|| {
+            self.store.flush();
+            STORE_PAUSE
+        });
+        let limits =
+            [behind, self.quarantine.expire(now), self.unthrottle(now), self.take_again(now), stuck, paused];
         limits.into_iter().flatten().min()
     }
 
@@ -287,17 +354,25 @@ impl Server {
             let text = "xwarpd has no descriptors left for another client (LimitNOFILE of its service)";
             return self.turn_away(client, refusal(Reason::Limit, text));
         }
+        let (id, watched) = self.admit(client);
+        if let Err(error) = watched
+            && let Some(client) = self.clients.remove(&id)
+        {
+            self.turn_away(client, refusal(Reason::System, format!("{error:#}")));
+        }
+    }
+
+    /// Adds a client. Returns its number, and whether it can be watched.
+    pub(crate) fn admit(&mut self, client: Client) -> (u64, Result<()>) {
         let id = self.next;
         let watched = self.watch(client.socket.as_fd(), KINDS * id + CONNECTION);
         let watched = watched.and_then(|()| match &client.process {
             Some(process) => self.watch(process.as_fd(), KINDS * id + PROCESS),
             None => Ok(()),
         });
-        if let Err(error) = watched {
-            return self.turn_away(client, refusal(Reason::System, format!("{error:#}")));
-        }
         self.next += 1;
         self.clients.insert(id, client);
+        (id, watched)
     }
 
     /// Closes a new connection. Its client finds the reason in the place of the first answer.
@@ -321,7 +396,11 @@ impl Server {
                 return self.throttle(id, uid);
             }
             match receive_message(client.socket.as_fd()) {
-                Ok((bytes, _)) if bytes.is_empty() => return self.gone(id, "it has hung up"),
+                Ok((bytes, descriptors)) if bytes.is_empty() => {
+                    // An empty message looks like the end, and may carry some.
+                    let _ = self.memory_only(id, descriptors);
+                    return self.gone(id, "it has hung up");
+                }
                 Ok((bytes, descriptors)) => {
                     let Some(memory) = self.memory_only(id, descriptors) else { return };
                     match Tagged::<Request>::decode(&bytes) {
@@ -396,11 +475,12 @@ impl Server {
             let _ = epoll::delete(&self.epoll, fd);
         }
         let now = Instant::now();
+        self.store.forget_all(&client.names);
         if let Device::Open { uplink, pair, events, socket, .. } = client.device {
             // Its reader may still hold the other end.
             let _ = epoll::delete(&self.epoll, &events);
             let interface = self.uplinks.get(uplink).map_or(0, |uplink| uplink.shared.attributes().index);
-            for ((address, port), held) in client.ports {
+            for ((address, port), (_, held)) in client.ports {
                 pair.switch().remove_owner(address, port);
                 self.quarantine.add(now, client.owner, interface, held);
             }

@@ -14,9 +14,17 @@ impl Signals {
     /// Takes the signals from the calling thread and from all threads that it starts: call it before the first one starts.
     /// A signal that whoever started the helper ignores stays ignored (SIGHUP under nohup).
     pub(crate) fn take() -> Result<Self> {
+        Self::take_also(SigSet::empty())
+    }
+
+    /// The same, and the ends of child processes.
+    pub(crate) fn take_with_children() -> Result<Self> {
+        Self::take_also(Signal::SIGCHLD.into())
+    }
+
+    fn take_also(mut signals: SigSet) -> Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);
-        let mut signals = SigSet::empty();
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
             if ignored & (1 << (signal as u32 - 1)) == 0 {
                 signals.add(signal);
@@ -27,10 +35,24 @@ impl Signals {
         Ok(Self(SignalFd::with_flags(&signals, flags).context("a descriptor for signals")?))
     }
 
+    /// The signal that has arrived.
+    pub(crate) fn arrived(&self) -> Option<Signal> {
+        read(self.0.as_fd())
+    }
+
     /// Readable after a signal.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Reads the next signal from the descriptor of signals, without waiting.
+pub(crate) fn read(signals: BorrowedFd<'_>) -> Option<Signal> {
+    // `struct signalfd_siginfo`, which begins with the signal's number.
+    let mut info = [0; 128];
+    let read = rustix::io::read(signals, &mut info).ok()?;
+    let number = info.first_chunk().filter(|_| read == info.len())?;
+    Signal::try_from(i32::from_ne_bytes(*number)).ok()
 }
 
 /// The set of ignored signals in /proc/PID/status.

@@ -26,6 +26,16 @@ impl Slots {
         Some(number)
     }
 
+    /// Takes a slot that a former helper has assigned.
+    pub(crate) fn take(&mut self, number: u32, uid: u32, memory_bytes: u64) {
+        self.0.insert(number, Slot { uid, memory_bytes });
+    }
+
+    /// The user whose slot this is, and the bytes of its frame memory.
+    pub(crate) fn charged(&self, number: u32) -> Option<(u32, u64)> {
+        self.0.get(&number).map(|slot| (slot.uid, slot.memory_bytes))
+    }
+
     /// Frees a slot whose pair has been removed.
     pub(crate) fn free(&mut self, number: u32) {
         self.0.remove(&number);

@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use xwarp_control::{Device as Granted, Event, MOST_ADDRESSES, Neighbour, Reason, Refusal, Reply};
 use xwarp_driver::netlink::Netlink;
-use xwarp_driver::shared::SharedInterface;
+use xwarp_driver::shared::{Remains, SharedInterface};
 use xwarp_driver::{
     DriverConfig, Event as Change, Mode, ModePreference, Question, ResolveError, Resolver, SINGLE_CHUNK_MTU,
 };
 
+use crate::names::Name;
 use crate::options::Options;
 use crate::pairs::Pairs;
 
@@ -27,11 +28,16 @@ pub(crate) struct Uplink {
 }
 
 impl Uplink {
-    pub(crate) fn open(name: &str, options: &Options) -> Result<Self> {
+    /// Opens an interface. `remains` returns what a former helper has left of the one with this index.
+    pub(crate) fn open(
+        name: &str,
+        options: &Options,
+        remains: impl FnOnce(u32) -> Option<Remains>,
+    ) -> Result<Self> {
         let mode = if options.generic { ModePreference::Force(Mode::Generic) } else { ModePreference::Probe };
         let address_limit = Duration::from_secs(options.address_limit);
         let config = DriverConfig { mode, vlan: options.vlan, address_limit, ..DriverConfig::default() };
-        let shared = SharedInterface::open(name, &config, &options.sharing())?;
+        let shared = SharedInterface::open(name, &config, &options.sharing(), remains)?;
         let resolver = shared.resolver().context("opening a netlink socket")?;
         let uplink = Self { shared, resolver, removed: false };
         uplink.follow();
@@ -49,6 +55,27 @@ impl Uplink {
         let near = format!("xw{}-{number}", std::process::id());
         pairs.make_relay(&near, Arc::clone(self.shared.switch()), mtu)?;
         self.shared.attach_relay(&near).context("taking frames behind another XDP program")
+    }
+
+    /// The name of the link on the interface.
+    pub(crate) fn name(&self) -> Name {
+        let attributes = self.shared.attributes();
+        Name::Uplink {
+            interface: attributes.index,
+            multi_buffer: self.shared.multi_buffer(),
+            vlans: attributes.vlans.clone(),
+        }
+    }
+
+    /// The current state of the interface, as changes.
+    pub(crate) fn state(&self) -> impl Iterator<Item = Event> {
+        let attributes = self.shared.attributes();
+        let latest = [
+            Event::LinkState { up: attributes.up },
+            Event::Mtu(attributes.path_mtu),
+            Event::Mac(attributes.mac),
+        ];
+        self.shared.addresses().iter().map(|address| Event::AddressAdded(*address)).chain(latest)
     }
 
     /// Writes to the log how the interface is shared.

@@ -1,5 +1,6 @@
 //! [`Grant`]: a device on an interface that the helper `xwarpd` shares.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -84,6 +85,26 @@ pub(crate) fn wants_owner(config: &DriverConfig) -> bool {
         || config.replace_program
 }
 
+/// Whether the helper has ended in the middle of an attempt. Another one may have taken its place.
+fn is_lost(error: &Unshared) -> bool {
+    let Unshared::Failed(OpenError::System { source, .. }) = error else { return false };
+    matches!(source.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
+/// Repeats an attempt, from connecting on, whose helper ends in the middle of it, while there is a helper.
+fn again<T>(attempt: impl Fn() -> Result<T, Unshared>) -> Result<T, Unshared> {
+    let deadline = Deadline::after(PATIENCE);
+    let mut lost = None;
+    loop {
+        match (attempt(), lost) {
+            (Err(error), _) if is_lost(&error) && !deadline.passed() => lost = Some(error),
+            (Err(Unshared::NoHelper(..)), Some(lost)) => return Err(lost),
+            (outcome, _) => return outcome,
+        }
+        thread::sleep(RESTART_PAUSE);
+    }
+}
+
 /// The connection to the helper that granted a device, and the state of the interface as the helper reports it.
 pub(crate) struct Grant {
     helper: Arc<Helper>,
@@ -91,6 +112,8 @@ pub(crate) struct Grant {
     pub state: State,
     /// The reason, if the helper has taken the device away.
     pub ended: Option<String>,
+    /// The addresses that a new helper has named so far.
+    repeated: Option<BTreeSet<IpAddr>>,
 }
 
 impl fmt::Debug for Grant {
@@ -101,6 +124,8 @@ impl fmt::Debug for Grant {
 
 /// How long a user waits who has opened and closed devices faster than the helper removes them, until it asks again.
 const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before a helper is tried again that has ended.
+const RESTART_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens a device; waits while former devices of this user are still being removed.
 fn open_in_time(helper: &Helper, request: &Request) -> Result<(Reply, Vec<OwnedFd>), CallError> {
@@ -118,6 +143,10 @@ fn open_in_time(helper: &Helper, request: &Request) -> Result<(Reply, Vec<OwnedF
 impl Grant {
     /// Asks the helper for a device.
     pub(crate) fn open(name: &str, config: &DriverConfig) -> Result<(Self, Rings, Sizes), Unshared> {
+        again(|| Self::open_once(name, config))
+    }
+
+    fn open_once(name: &str, config: &DriverConfig) -> Result<(Self, Rings, Sizes), Unshared> {
         let path = socket_path(config);
         let helper = Helper::connect(&path).map_err(|source| Unshared::NoHelper(path, source))?;
         helper.greet().map_err(refused)?;
@@ -145,7 +174,7 @@ impl Grant {
         let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
         rings.bind(device.socket_index, sizes, flags).map_err(system("binding the socket of xwarpd"))?;
         let state = state_of(device);
-        Ok((Self { helper: Arc::new(helper), events, state, ended: None }, rings, sizes))
+        Ok((Self { helper: Arc::new(helper), events, state, ended: None, repeated: None }, rings, sizes))
     }
 
     pub(crate) fn helper(&self) -> Arc<Helper> {
@@ -168,7 +197,11 @@ impl Grant {
                 Ok((bytes, _)) if bytes.is_empty() => self.ended("xwarpd has ended"),
                 Ok((bytes, _)) => match HelpersEvent::decode(&bytes) {
                     Ok(HelpersEvent::Revoked { text }) => self.ended(&text),
-                    Ok(event) => event_of(event),
+                    Ok(event) => {
+                        self.repeats(&event, &mut notify);
+                        let Some(event) = event_of(event) else { continue };
+                        event
+                    }
                     Err(error) => self.ended(&error.to_string()),
                 },
                 Err(Errno::AGAIN) => return,
@@ -178,6 +211,24 @@ impl Grant {
             if self.state.follow(&event) {
                 notify(event);
             }
+        }
+    }
+
+    /// Follows a new helper, which repeats the state of the interface.
+    fn repeats(&mut self, event: &HelpersEvent, notify: &mut impl FnMut(Event)) {
+        match (event, &mut self.repeated) {
+            (HelpersEvent::Restarted, repeated) => *repeated = Some(BTreeSet::new()),
+            (HelpersEvent::AddressAdded(address), Some(repeated)) => drop(repeated.insert(*address)),
+            (HelpersEvent::Routes, repeated) => {
+                let Some(repeated) = repeated.take() else { return };
+                let is_gone = |address: &&IpAddr| !repeated.contains(address);
+                let gone: Vec<IpAddr> = self.state.addresses.iter().filter(is_gone).copied().collect();
+                for event in gone.into_iter().map(Event::AddressRemoved) {
+                    self.state.follow(&event);
+                    notify(event);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -191,6 +242,10 @@ impl Grant {
 
 /// Asks the helper for the state of its interfaces.
 pub(crate) fn describe(config: &DriverConfig) -> Result<Vec<Description>, Unshared> {
+    again(|| describe_once(config))
+}
+
+fn describe_once(config: &DriverConfig) -> Result<Vec<Description>, Unshared> {
     let path = socket_path(config);
     let helper = Helper::connect(&path).map_err(|source| Unshared::NoHelper(path, source))?;
     helper.greet().map_err(refused)?;
@@ -244,8 +299,9 @@ fn state_of(device: Device) -> State {
     State { attributes, addresses: device.addresses, elsewhere: Vec::new(), removed: false }
 }
 
-fn event_of(event: HelpersEvent) -> Event {
-    match event {
+/// The event for the device; `None` if it concerns only the messages that follow.
+fn event_of(event: HelpersEvent) -> Option<Event> {
+    Some(match event {
         HelpersEvent::AddressAdded(address) => Event::AddressAdded(address),
         HelpersEvent::AddressRemoved(address) => Event::AddressRemoved(address),
         HelpersEvent::LinkState { up } => Event::LinkState { up },
@@ -254,5 +310,6 @@ fn event_of(event: HelpersEvent) -> Event {
         HelpersEvent::LinkRemoved | HelpersEvent::Revoked { .. } => Event::LinkRemoved,
         HelpersEvent::Neighbour { address, mac } => Event::Neighbour { address, mac: Some(mac) },
         HelpersEvent::Routes => Event::Routes,
-    }
+        HelpersEvent::Restarted => return None,
+    })
 }

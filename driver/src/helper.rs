@@ -16,9 +16,9 @@ use std::{fmt, io, thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
-    socket_with,
+    socket_with, sockopt,
 };
 use xwarp_control::{MOST_BYTES, Reason, Refusal, Reply, Request, Tagged, VERSION};
 
@@ -80,10 +80,24 @@ pub(crate) struct Helper {
 
 #[derive(Default)]
 struct Answers {
-    /// The answer to each request, by id; `None` until it arrives.
-    waiting: BTreeMap<u32, Option<Reply>>,
+    /// The requests whose callers wait, by id.
+    waiting: BTreeMap<u32, Waiting>,
     /// A thread reads the socket.
     reading: bool,
+}
+
+/// A request, which is repeated when another helper takes over.
+struct Waiting {
+    request: Request,
+    /// `None` until it arrives.
+    answer: Option<Reply>,
+}
+
+impl Answers {
+    fn unanswered(&self) -> Vec<Tagged<Request>> {
+        let open = self.waiting.iter().filter(|(_, waiting)| waiting.answer.is_none());
+        open.map(|(id, waiting)| Tagged { id: *id, body: waiting.request.clone() }).collect()
+    }
 }
 
 impl fmt::Debug for Helper {
@@ -148,6 +162,8 @@ impl Helper {
         loop {
             let (reply, descriptors) = self.receive(end)?;
             match reply.body {
+                // The request may be lost, and a descriptor cannot be sent twice.
+                Reply::Restarted => return Err(Errno::CONNRESET.into()),
                 Reply::Refused(refusal) if reply.id == id => return Err(CallError::Refused(refusal)),
                 body if reply.id == id => return Ok((body, descriptors)),
                 _ => {}
@@ -159,7 +175,7 @@ impl Helper {
     pub(crate) fn call(&self, body: Request, limit: Duration) -> Result<Reply, CallError> {
         let end = Instant::now() + limit;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.lock().waiting.insert(id, None);
+        self.lock().waiting.insert(id, Waiting { request: body.clone(), answer: None });
         let answer = self.send(&Tagged { id, body }, None, end).and_then(|()| self.wait(id, end));
         self.lock().waiting.remove(&id);
         match answer? {
@@ -187,7 +203,7 @@ impl Helper {
     fn wait(&self, id: u32, end: Instant) -> Result<Reply, CallError> {
         let mut answers = self.lock();
         loop {
-            if let Some(reply) = answers.waiting.get_mut(&id).and_then(Option::take) {
+            if let Some(reply) = answers.waiting.get_mut(&id).and_then(|waiting| waiting.answer.take()) {
                 return Ok(reply);
             }
             if answers.reading {
@@ -207,8 +223,13 @@ impl Helper {
             // The other threads look for their answers, and one of them continues to read.
             self.arrived.notify_all();
             let (reply, _) = received?;
-            if let Some(place) = answers.waiting.get_mut(&reply.id) {
-                *place = Some(reply.body);
+            if reply.body == Reply::Restarted {
+                let lost = answers.unanswered();
+                drop(answers);
+                lost.iter().try_for_each(|request| self.send(request, None, end))?;
+                answers = self.lock();
+            } else if let Some(place) = answers.waiting.get_mut(&reply.id) {
+                place.answer = Some(reply.body);
             }
         }
     }
@@ -238,6 +259,7 @@ impl Helper {
                     let reply = Tagged::<Reply>::decode(&bytes);
                     let reply = reply.map_err(|error| CallError::Gone(io::Error::other(error)))?;
                     return match reply {
+                        Tagged { id: 0, body: Reply::Restarted } => Ok((reply, descriptors)),
                         Tagged { id: 0, .. } => Err(refusal_of_all(reply)
                             .unwrap_or_else(|| CallError::Gone(io::ErrorKind::InvalidData.into()))),
                         reply => Ok((reply, descriptors)),
@@ -299,6 +321,22 @@ pub fn send_message(
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
 }
 
+/// Whether a message waits in a socket, also an empty one, which [`receive_message`] does not tell from the end of the connection. False
+/// for other files. From now on, messages of this socket come with credentials.
+pub fn has_message(socket: BorrowedFd<'_>) -> bool {
+    if sockopt::set_socket_passcred(socket, true).is_err() {
+        return false;
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let found = recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut control, flags);
+    // Descriptors find no room.
+    found.is_ok_and(|found| {
+        found.bytes > 0 || found.flags.contains(ReturnFlags::CTRUNC) || control.drain().next().is_some()
+    })
+}
+
 /// Receives one message with its descriptors, without waiting. An empty message means that the sender has closed
 /// its end; a message that is too long is cut to one byte more than [`MOST_BYTES`], which no decoder accepts.
 ///
@@ -306,7 +344,8 @@ pub fn send_message(
 /// `EAGAIN` when there is none.
 pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let mut bytes = vec![0; MOST_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
+    // Credentials come with the messages of a socket that was asked whether it has some.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
@@ -318,4 +357,31 @@ pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>)
         }
     }
     Ok((bytes, descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{Shutdown, shutdown, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn attack_an_empty_message_is_not_the_end_of_a_connection() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        assert!(!has_message(ours.as_fd()));
+        let descriptor = std::fs::File::open("/dev/null").unwrap();
+        send_message(theirs.as_fd(), b"", &[]).unwrap();
+        send_message(theirs.as_fd(), b"", &[descriptor.as_fd()]).unwrap();
+        send_message(theirs.as_fd(), b"text", &[]).unwrap();
+        shutdown(&ours, Shutdown::Both).unwrap();
+        drop(theirs);
+        let mut received = Vec::new();
+        while has_message(ours.as_fd()) {
+            let (bytes, descriptors) = receive_message(ours.as_fd()).unwrap();
+            received.push((bytes.len(), descriptors.len()));
+        }
+        assert_eq!(received, [(0, 0), (0, 1), (4, 0)]);
+        assert!(!has_message(descriptor.as_fd()));
+    }
 }

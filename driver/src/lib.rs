@@ -63,5 +63,6 @@ pub use netlink::route::Question;
 pub use port::{PortReservation, ephemeral_range, reserve_port, reserve_port_in};
 pub use resolver::{NextHop, Resolver, Route};
 pub use rss::Arrivals;
+pub use sys::{close_inherited, inherited};
 pub use xwarp_leg::FrameCensus;
 pub use xwarp_prog::{AttachMode, Attached, Holder, PROGRAM_NAME, ProgramCounters, af_xdp_users};

@@ -8,13 +8,14 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rand::Rng;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, bind, listen, shutdown, socket_with, sockopt,
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, getsockname, listen, shutdown, socket_with,
+    sockopt,
 };
 
 use xwarp_control::{Reason, Reply, Request};
@@ -34,19 +35,19 @@ const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
 pub struct PortReservation {
     address: Option<IpAddr>,
     port: u16,
-    _held: Held,
+    held: Held,
 }
 
 /// The resource that keeps a port reserved.
 #[derive(Debug)]
 enum Held {
-    Socket { _not_inherited: NotInherited, _bound: OwnedFd },
+    Socket { _not_inherited: NotInherited, bound: OwnedFd },
     Granted { _port: GrantedPort },
 }
 
 impl Held {
     fn by(socket: OwnedFd) -> Self {
-        Self::Socket { _not_inherited: NotInherited::new([socket.as_fd()]), _bound: socket }
+        Self::Socket { _not_inherited: NotInherited::new([socket.as_fd()]), bound: socket }
     }
 }
 
@@ -77,6 +78,28 @@ impl PortReservation {
     /// The port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The kernel socket that is bound to the port, unless a helper has it.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.held {
+            Held::Socket { bound, .. } => Some(bound.as_fd()),
+            Held::Granted { .. } => None,
+        }
+    }
+
+    /// The reservation that consists of this socket, which another process has made by [`reserve_port`].
+    ///
+    /// # Errors
+    /// It is no such socket.
+    pub fn of_socket(socket: OwnedFd) -> io::Result<Self> {
+        let address = SocketAddr::try_from(getsockname(&socket)?)?;
+        let port = address.port();
+        if port == 0 || sockopt::socket_type(&socket)? != SocketType::STREAM {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let address = Some(address.ip()).filter(|ip| !ip.is_unspecified());
+        Ok(Self { address, port, held: Held::by(socket) })
     }
 }
 
@@ -123,7 +146,7 @@ pub(crate) fn reserve_by_helper(
         Ok(Reply::Reserved { port }) => {
             let granted =
                 GrantedPort { helper: Arc::clone(helper), address, port, owner: std::process::id() };
-            Ok(PortReservation { address, port, _held: Held::Granted { _port: granted } })
+            Ok(PortReservation { address, port, held: Held::Granted { _port: granted } })
         }
         Ok(other) => Err(PortError::Helper(io::Error::from(unexpected(&other)).to_string())),
         Err(CallError::Refused(refusal)) => {
@@ -183,7 +206,7 @@ enum Beside {
 
 fn reserve(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortReservation, PortError> {
     socket_at(address, port, interface, Beside::Nothing)
-        .map(|socket| PortReservation { address, port, _held: Held::by(socket) })
+        .map(|socket| PortReservation { address, port, held: Held::by(socket) })
         .map_err(|errno| error(address, port, errno, None))
 }
 
@@ -199,7 +222,7 @@ fn reserve_named(address: Option<IpAddr>, port: u16, interface: u32) -> Result<P
     }
     let socket = socket_at(address, port, interface, Beside::Remainders);
     socket
-        .map(|socket| PortReservation { address, port, _held: Held::by(socket) })
+        .map(|socket| PortReservation { address, port, held: Held::by(socket) })
         .map_err(|errno| error(address, port, errno, None))
 }
 

@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use xwarp_control::{Hook, Sizes as GrantedSizes};
-use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, ProgramError, Relay, Switch};
+use xwarp_prog::{
+    AttachError, AttachMode, Attached, ProgramConfig, ProgramError, Relay, Switch, attached_to, detach,
+    interface_of,
+};
 
 use crate::config::{Attributes, DriverConfig, FromClients, Mode, ModePreference, SINGLE_CHUNK_MTU, Sharing};
 use crate::error::OpenError;
@@ -30,6 +33,47 @@ pub struct SharedInterface {
     relay: Option<Relay>,
     multi_buffer: bool,
     takes_redirected: bool,
+    /// The link of a former helper, until [`take_over`](Self::take_over).
+    former: Option<Former>,
+}
+
+/// What a former helper has left of an interface that it shared.
+#[derive(Debug)]
+pub struct Remains {
+    /// The link that keeps its program attached.
+    pub link: OwnedFd,
+    /// Frames may have several chunks.
+    pub multi_buffer: bool,
+    /// VLAN ids of frames, outermost first.
+    pub vlans: Vec<u16>,
+}
+
+/// The link of a former helper, and the mode in which its program is attached.
+#[derive(Debug)]
+struct Former {
+    link: OwnedFd,
+    mode: AttachMode,
+    carrier: u32,
+}
+
+impl Remains {
+    /// The link, if the devices of the former helper can go on with it. Otherwise its program is detached.
+    fn usable(self, found: &Found, config: &DriverConfig) -> Option<Former> {
+        let carrier = found.carrier.index;
+        let there = attached_to(carrier).ok().flatten();
+        let is_there = interface_of(self.link.as_fd()) == Some(carrier);
+        let mode = there.filter(|_| is_there && self.vlans == found.vlans).map(|there| there.mode);
+        let wanted = |mode: &AttachMode| match config.mode {
+            ModePreference::Probe => true,
+            ModePreference::Force(wanted) => (wanted == Mode::Generic) == (*mode == AttachMode::Generic),
+        };
+        if let Some(mode) = mode.filter(wanted) {
+            return Some(Former { link: self.link, mode, carrier });
+        }
+        // The keeper still holds a copy.
+        let _ = detach(self.link.as_fd());
+        None
+    }
 }
 
 impl SharedInterface {
@@ -37,22 +81,40 @@ impl SharedInterface {
     /// `config` forces one of them. If the interface has a foreign XDP program, frames arrive through a relay that the
     /// caller creates: see [`relay_mtu`](Self::relay_mtu).
     ///
+    /// `remains` returns what a former helper has left of the interface with this index. If that [can be
+    /// used](Self::has_former), the former program stays attached until [`take_over`](Self::take_over).
+    ///
     /// # Errors
     /// As [`Interface::open`](crate::Interface::open).
-    pub fn open(name: &str, config: &DriverConfig, sharing: &Sharing) -> Result<Self, OpenError> {
+    pub fn open(
+        name: &str,
+        config: &DriverConfig,
+        sharing: &Sharing,
+        remains: impl FnOnce(u32) -> Option<Remains>,
+    ) -> Result<Self, OpenError> {
         // Now, so that the first reserved port leaves no further descriptor in the helper.
         sys::prepare_for_forks();
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
-        let multi_buffer = found.carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
+        let large = found.carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
+        let remains = remains(found.link.index);
+        let multi_buffer = remains.as_ref().map_or(large, |remains| remains.multi_buffer);
+        let former = remains.and_then(|remains| remains.usable(&found, config));
+        let multi_buffer = if former.is_some() { multi_buffer } else { large };
         let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer };
         let mut switch = Switch::load(&program_config).map_err(open::load_error)?;
         let failed = |error: ProgramError| OpenError::Program(error.to_string());
         switch.station().set(found.link.mac.0).map_err(failed)?;
         allow(&switch, sharing).map_err(failed)?;
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
-        let hook = attach(&mut switch, &found, config)?;
+        let hook = match &former {
+            Some(former) => {
+                switch.send_through(former.carrier).map_err(failed)?;
+                if former.mode == AttachMode::Generic { Hook::Generic } else { Hook::Native }
+            }
+            None => attach(&mut switch, &found, config)?,
+        };
         let takes_redirected = hook != Hook::Generic
             && match sharing.from_clients {
                 FromClients::Native => true,
@@ -70,7 +132,32 @@ impl SharedInterface {
         let limit = config.address_limit;
         let watch = Watch::new(monitor, netlink, attributes, limit, |event| follow(&switch, &event))
             .map_err(system("reading addresses"))?;
-        Ok(Self { switch: Arc::new(switch), watch, hook, relay: None, multi_buffer, takes_redirected })
+        Ok(Self {
+            switch: Arc::new(switch),
+            watch,
+            hook,
+            relay: None,
+            multi_buffer,
+            takes_redirected,
+            former,
+        })
+    }
+
+    /// Whether the devices of a former helper on this interface go on.
+    pub fn has_former(&self) -> bool {
+        self.former.is_some()
+    }
+
+    /// Replaces the program of the former helper, if there is one. The maps of the switch must be complete: from now on they
+    /// decide about frames from the wire.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn take_over(&mut self) -> Result<(), AttachError> {
+        match self.former.take() {
+            Some(Former { link, mode, carrier }) => self.switch.take_over(link, carrier, mode),
+            None => Ok(()),
+        }
     }
 
     /// The hook at which frames from the wire are taken.

@@ -1,5 +1,5 @@
-//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, and one socket
-//! option. The module's interface is safe.
+//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, one socket option, and
+//! the descriptors that this process inherits. The module's interface is safe.
 //!
 //! The argument for all blocks below: we access a chunk's memory only while its [`Place`] is `Received` or `Retained`,
 //! and the kernel only while it is `Fill`, `Sending` or `Released`. The places are private to [`Rings`], change only
@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
 
 mod ethtool;
+mod inherited;
 mod memory;
 mod metadata;
 mod ring;
@@ -30,6 +31,7 @@ use xwarp_tcp::link::ChunksMut;
 pub(crate) use self::ethtool::{
     QueueCounts, active_queues, complete_checksums, joins_segments, offloads_checksums, strips_vlan_tags,
 };
+pub use self::inherited::{close_inherited, inherited};
 use self::memory::Memory;
 use self::metadata::TransmitMetadata;
 use self::ring::{Descriptor, SocketRings};

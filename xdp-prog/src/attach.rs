@@ -138,6 +138,22 @@ impl Anchor {
         Ok(())
     }
 
+    /// Takes over a link that another process has made, and lets it run `program`. No frame passes without either program.
+    ///
+    /// # Errors
+    /// The link has no interface any more, or the kernel refuses the program.
+    pub(crate) fn take_over(
+        &self,
+        link: OwnedFd,
+        program: BorrowedFd<'_>,
+        place: Place,
+    ) -> Result<(), AttachError> {
+        let attachment = Attachment { link, owner: std::process::id(), namespace: namespace(), place };
+        update(attachment.link.as_fd(), program)?;
+        *self.lock() = Some(attachment);
+        Ok(())
+    }
+
     pub(crate) fn is_at(&self, place: Place) -> bool {
         self.lock().as_ref().is_some_and(|there| there.place == place)
     }
@@ -195,10 +211,15 @@ impl Attachment {
 
     /// Whether the link still has its interface, which the kernel takes from a link that is detached. No event announces that.
     fn is_live(&self) -> bool {
-        let path = format!("/proc/self/fdinfo/{}", self.link.as_raw_fd());
-        let Ok(info) = std::fs::read_to_string(path) else { return true };
-        info.lines().find_map(|line| line.strip_prefix("ifindex:")).is_none_or(|index| index.trim() != "0")
+        interface_of(self.link.as_fd()).is_none_or(|index| index != 0)
     }
+}
+
+/// Index of the interface that a link is attached to; 0 after it was detached, or its interface removed. `None` if the kernel does
+/// not report it.
+pub fn interface_of(link: BorrowedFd<'_>) -> Option<u32> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd())).ok()?;
+    info.lines().find_map(|line| line.strip_prefix("ifindex:"))?.trim().parse().ok()
 }
 
 /// The network namespace of the calling thread, by its inode.
@@ -305,9 +326,19 @@ fn detach_link(id: u32) -> io::Result<()> {
     detach(link.as_fd())
 }
 
+/// Replaces the program of a link.
+#[expect(unsafe_code, reason = "libbpf-rs updates only links that it made")]
+pub(crate) fn update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: both descriptors are open for the whole call, which needs no options.
+    match unsafe { libbpf_sys::bpf_link_update(link.as_raw_fd(), program.as_raw_fd(), std::ptr::null()) } {
+        0.. => Ok(()),
+        error => Err(io::Error::from_raw_os_error(-error)),
+    }
+}
+
 /// Detaches a link's program at once, even if other processes hold the link.
 #[expect(unsafe_code, reason = "libbpf-rs detaches only links that it made")]
-pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+pub fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: `link` is an open descriptor for the whole call.
     match unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) } {
         0.. => Ok(()),

@@ -48,7 +48,9 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
 pub use addresses::{Addresses, Station};
 use attach::{Anchor, Hook, Place, Replaced};
-pub use attach::{AttachError, AttachMode, Attached, Kept, PROGRAM_NAME, SWITCH_NAME, attached_to};
+pub use attach::{
+    AttachError, AttachMode, Attached, Kept, PROGRAM_NAME, SWITCH_NAME, attached_to, detach, interface_of,
+};
 pub use counters::{ProgramCounters, SwitchCounters};
 pub use holder::{Holder, af_xdp_users, socket_user};
 pub use policy::Policy;

@@ -37,8 +37,25 @@ pub struct Switch {
 /// Keeps the programs on the two ends of a client's pair attached.
 #[derive(Debug)]
 pub struct PairLinks {
-    _near: OwnedFd,
-    _far: OwnedFd,
+    near: OwnedFd,
+    far: OwnedFd,
+}
+
+impl PairLinks {
+    /// Links that another process has made.
+    pub fn new(near: OwnedFd, far: OwnedFd) -> Self {
+        Self { near, far }
+    }
+
+    /// The link at the near end.
+    pub fn near(&self) -> BorrowedFd<'_> {
+        self.near.as_fd()
+    }
+
+    /// The link at the far end.
+    pub fn far(&self) -> BorrowedFd<'_> {
+        self.far.as_fd()
+    }
 }
 
 impl Switch {
@@ -88,6 +105,28 @@ impl Switch {
     pub fn attach(&mut self, ifindex: u32, mode: AttachMode) -> Result<(), AttachError> {
         self.anchor.attach(self.uplink.as_fd(), Place { ifindex, hook: Hook::Xdp(mode) })?;
         self.send_through(ifindex).map_err(|error| AttachError::System(std::io::Error::other(error)))
+    }
+
+    /// Takes over the `link` of another switch at interface `ifindex`, whose program is replaced by this switch's at once.
+    ///
+    /// # Errors
+    /// The link has no interface any more, or the kernel refuses the program.
+    pub fn take_over(&self, link: OwnedFd, ifindex: u32, mode: AttachMode) -> Result<(), AttachError> {
+        self.anchor.take_over(link, self.uplink.as_fd(), Place { ifindex, hook: Hook::Xdp(mode) })
+    }
+
+    /// Lets the links of a client that was [added](Self::add_client) run the programs of this switch.
+    ///
+    /// # Errors
+    /// An end has no interface any more, or the kernel refuses a program.
+    pub fn take_over_pair(&self, links: &PairLinks) -> Result<(), AttachError> {
+        attach::update(links.far(), self.to_xsk.as_fd())?;
+        Ok(attach::update(links.near(), self.port.as_fd())?)
+    }
+
+    /// Calls `f` with the link that keeps the program attached to the interface.
+    pub fn with_link<R>(&self, f: impl FnOnce(Option<BorrowedFd<'_>>) -> R) -> R {
+        self.anchor.with_link(f)
     }
 
     /// Attaches the program to the interface again if somebody else has detached it.
@@ -148,18 +187,30 @@ impl Switch {
         socket: BorrowedFd<'_>,
         mode: AttachMode,
     ) -> Result<PairLinks, AttachError> {
-        let failed = |error: ProgramError| AttachError::System(std::io::Error::other(error));
         let near_link = attach::attach_to_own(self.port.as_fd(), near, mode)?;
+        let added = self.add_client(slot, [near, far], socket);
+        added.map_err(|error| AttachError::System(std::io::Error::other(error)))?;
+        Ok(PairLinks { near: near_link, far: far_link })
+    }
+
+    /// Adds a client to the maps, as [`connect_client`](Self::connect_client) does, whose ends have programs already.
+    ///
+    /// # Errors
+    /// A map is full.
+    pub fn add_client(
+        &self,
+        slot: u32,
+        [near, far]: [u32; 2],
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), ProgramError> {
         for end in [near, far] {
-            let doing = "adding a client to the switch";
             let added = self.slots.update(&end.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
-            added.map_err(ProgramError::new(doing)).map_err(failed)?;
+            added.map_err(ProgramError::new("adding a client to the switch"))?;
         }
         let descriptor = socket.as_raw_fd().to_ne_bytes();
         let added = self.sockets.update(&slot.to_ne_bytes(), &descriptor, MapFlags::ANY);
-        added.map_err(ProgramError::new("adding a client's socket to the switch")).map_err(failed)?;
-        self.set_device(slot, near).map_err(failed)?;
-        Ok(PairLinks { _near: near_link, _far: far_link })
+        added.map_err(ProgramError::new("adding a client's socket to the switch"))?;
+        self.set_device(slot, near)
     }
 
     /// Disconnects the client of `slot` with these ends. Its ports are removed separately, before.

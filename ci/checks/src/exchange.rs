@@ -20,7 +20,7 @@ use crate::lab::INTERFACE;
 /// Longer than it takes a server of a hundred on two cores to notice that its client was killed, and to accept the next.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-fn device(origin: Origin) -> Result<Device> {
+pub(crate) fn device(origin: Origin) -> Result<Device> {
     device_with(origin, 1)
 }
 
@@ -51,15 +51,15 @@ const MESSAGE: usize = 9000;
 pub const PART: usize = 20;
 
 /// One end of a connection that exchanges messages in turn.
-struct End {
+pub(crate) struct End {
     pd: ProtectionDomain,
     cq: CompletionQueue,
-    qp: QueuePair,
+    pub(crate) qp: QueuePair,
     memory: MemoryRegion,
 }
 
 impl End {
-    fn new(device: &Device) -> Result<Self> {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
         let pd = device.create_pd()?;
         let cq = device.create_cq(16)?;
         let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
@@ -67,12 +67,12 @@ impl End {
         Ok(Self { pd, cq, qp, memory })
     }
 
-    fn post_receive(&self) -> Result<()> {
+    pub(crate) fn post_receive(&self) -> Result<()> {
         Ok(self.qp.post_recv(&RecvRequest::new(1, &[self.memory.sge(0, MESSAGE)]))?)
     }
 
     /// Sends the messages of these numbers, each after the answer to the one before.
-    fn ask(&self, numbers: std::ops::Range<usize>) -> Result<()> {
+    pub(crate) fn ask(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         for number in numbers {
             self.post_receive()?;
             self.send(b'c', number)?;
@@ -93,7 +93,7 @@ impl End {
     }
 
     /// Waits for the message of this number and answers it.
-    fn answer(&self, number: usize) -> Result<()> {
+    pub(crate) fn answer(&self, number: usize) -> Result<()> {
         self.complete(0, b'c', Some(number))?;
         self.post_receive()?;
         self.send(b's', number)?;

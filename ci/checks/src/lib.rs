@@ -38,6 +38,7 @@ mod granted;
 pub mod hop;
 pub mod hostile;
 pub mod lab;
+pub mod lasting;
 pub mod leaks;
 mod linger;
 pub mod nobody;

@@ -5,16 +5,18 @@ use std::{
     iter::repeat_n,
     net::{TcpListener, TcpStream},
     os::fd::AsFd as _,
+    path::Path,
     sync::mpsc::channel,
     thread,
     time::Duration,
 };
 
 use anyhow::Result;
-use rustix::net::sockopt;
-use xwarp_control::Request;
+use rustix::{io::Errno, net::sockopt};
+use xwarp_control::{Request, Tagged};
+use xwarp_driver::helper::send_message;
 
-use crate::raw::Raw;
+use crate::{granted::opened, raw::Raw};
 
 /// Descriptors that are passed: more than one user may have connections.
 const PASSED: usize = 40;
@@ -44,8 +46,8 @@ pub(crate) fn run(way: &str) -> Result<()> {
     Ok(())
 }
 
-/// Passes a socket `times` times to the helper, on one connection.
-fn pass(mut stream: TcpStream, early: bool, times: usize) -> Result<()> {
+/// Fills a socket whose other end does not read, so that closing it takes long.
+fn lingers(stream: &mut TcpStream) -> Result<()> {
     stream.set_nonblocking(true)?;
     loop {
         match stream.write(&[0; 1 << 13]) {
@@ -53,7 +55,52 @@ fn pass(mut stream: TcpStream, early: bool, times: usize) -> Result<()> {
             written => drop(written?),
         }
     }
-    sockopt::set_socket_linger(&stream, Some(LINGER))?;
+    Ok(sockopt::set_socket_linger(&*stream, Some(LINGER))?)
+}
+
+/// Opens a device and, when the file `go` is there, sends what a helper should not get: nonsense (`junk`), empty messages with such
+/// sockets (`empty`), requests with such sockets (`linger`), and the same before it hangs up itself (`leave`).
+pub(crate) fn meanwhile(way: &str, go: &Path) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut stream = TcpStream::connect(listener.local_addr()?)?;
+    let _unread = listener.accept()?.0;
+    lingers(&mut stream)?;
+    let raw = Raw::greeted()?;
+    let _device = opened(&raw)?;
+    println!("opened");
+    while !go.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (junk, release) =
+        ([0xff; 64], Tagged { id: 7, body: Request::Release { address: None, port: 9 } }.encode());
+    let message: &[u8] = match way {
+        "junk" => &junk,
+        "empty" => &[],
+        _ => &release,
+    };
+    let descriptors = if way == "junk" { vec![] } else { vec![stream.as_fd()] };
+    let most = if way == "leave" { usize::MAX } else { 100 };
+    for _ in 0..most {
+        match send_message(raw.socket().as_fd(), message, &descriptors) {
+            Ok(()) => {}
+            Err(Errno::AGAIN | Errno::TOOMANYREFS) => break,
+            other => other?,
+        }
+    }
+    if way == "linger" {
+        send_message(raw.socket().as_fd(), &junk, &[])?;
+    }
+    println!("sent");
+    if way != "leave" {
+        while !raw.receive()?.0.is_empty() {}
+    }
+    println!("hung up");
+    Ok(())
+}
+
+/// Passes a socket `times` times to the helper, on one connection.
+fn pass(mut stream: TcpStream, early: bool, times: usize) -> Result<()> {
+    lingers(&mut stream)?;
     let raw = if early { Raw::connect() } else { Raw::greeted() }?;
     // Requests before it keep the helper busy until this process has closed its own descriptor.
     for descriptor in repeat_n(None, 30).chain(repeat_n(Some(stream.as_fd()), times)) {

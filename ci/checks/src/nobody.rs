@@ -5,6 +5,7 @@ use std::{
     fs::File,
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -23,7 +24,7 @@ use crate::{
     exchange::{LIMIT, itself, serve, talk},
     granted::{self, SMALL, bytes_of, memory, open, opened, sealed},
     lab::INTERFACE,
-    linger,
+    lasting, linger,
     raw::Raw,
 };
 
@@ -43,12 +44,15 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["ports", most] => too_many_ports(most.parse()?),
         ["flood", per_second] => flood(per_second.parse()?),
         ["crowd"] => crowd(),
+        ["meanwhile", way, go] => linger::meanwhile(way, Path::new(go)),
         ["linger", way] => linger::run(way),
         ["hurry", per_second] => hurry(per_second.parse()?),
         ["churn"] => churn(),
         ["blast", peer] => blast(peer.parse()?),
         ["deaf"] => deaf(),
         ["watch"] => watch(),
+        ["last", address] => lasting::last(address.parse()?),
+        ["serve", address] => lasting::serve(address.parse()?),
         ["serve", address, connections] => serve(address.parse()?, connections.parse()?),
         ["talk", address, messages] => talk(address.parse()?, messages.parse()?),
         ["itself", address, messages] => itself(address.parse()?, messages.parse()?),

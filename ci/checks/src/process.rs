@@ -51,14 +51,42 @@ impl Running {
         self.child.id()
     }
 
+    /// The process ids of its children.
+    pub fn children(&self) -> Vec<i32> {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let parent = |pid: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // The name may contain anything.
+            stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+        };
+        pids.filter(|pid| parent(pid) == Some(self.id())).collect()
+    }
+
     /// The output as far as it was read by the waiting methods.
     pub fn output(&self) -> String {
         self.seen.join("\n")
     }
 
+    /// The lines so far, also those that no method has waited for.
+    pub fn arrived(&mut self) -> &[String] {
+        self.seen.extend(self.lines.try_iter());
+        &self.seen
+    }
+
     /// Waits for a line that contains `text`, and returns it.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<String> {
-        if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
+        self.wait_for_line(text, limit, |line| line.contains(text))
+    }
+
+    /// Waits for a line that `is` the one which `text` describes, and returns it.
+    pub fn wait_for_line(
+        &mut self,
+        text: &str,
+        limit: Duration,
+        is: impl Fn(&String) -> bool,
+    ) -> Result<String> {
+        if let Some(line) = self.seen.iter().find(|line| is(line)) {
             return Ok(line.clone());
         }
         let until = Instant::now() + limit;
@@ -66,7 +94,7 @@ impl Running {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.seen.push(line.clone());
-                    if line.contains(text) {
+                    if is(&line) {
                         return Ok(line);
                     }
                 }

@@ -3,6 +3,7 @@
 use std::{
     env,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -16,6 +17,9 @@ use xwarp_driver::helper::{receive_message, send_message};
 
 /// A connection to the helper that sends arbitrary messages.
 pub(crate) struct Raw(OwnedFd);
+
+/// The number of the next request: one that has its number is the same request.
+static NEXT: AtomicU32 = AtomicU32::new(7);
 
 impl Raw {
     pub(crate) fn socket(&self) -> &OwnedFd {
@@ -37,7 +41,8 @@ impl Raw {
     }
 
     pub(crate) fn send(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        send_message(self.0.as_fd(), &Tagged { id: 7, body }.encode(), descriptor.as_slice())
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        send_message(self.0.as_fd(), &Tagged { id, body }.encode(), descriptor.as_slice())
     }
 
     /// The next message; empty when the helper has hung up.
