@@ -132,6 +132,12 @@ impl Tagged<Request> {
                 to.text(name, MOST_NAME_BYTES);
                 to.flag(*join);
             }
+            Request::Faults { from, to: there, words } => {
+                to.u8(33);
+                to.text(from, MOST_NAME_BYTES);
+                to.text(there, MOST_NAME_BYTES);
+                to.text(words, MOST_TEXT_BYTES);
+            }
         }
         to.done()
     }
@@ -159,6 +165,11 @@ impl Tagged<Request> {
                 32 => Request::Host {
                     name: from.text(MOST_NAME_BYTES, "name of a host")?,
                     join: from.flag("join")?,
+                },
+                33 => Request::Faults {
+                    from: from.text(MOST_NAME_BYTES, "name of a host")?,
+                    to: from.text(MOST_NAME_BYTES, "name of a host")?,
+                    words: from.text(MOST_TEXT_BYTES, "text")?,
                 },
                 _ => return Err(DecodeError::Invalid("kind of request")),
             };
@@ -396,6 +407,7 @@ impl Tagged<Reply> {
                 to.u8(32);
                 host.encode(&mut to);
             }
+            Reply::Done => to.u8(33),
         }
         to.done()
     }
@@ -423,6 +435,7 @@ impl Tagged<Reply> {
                 7 => Reply::Described(Description::decode(from)?),
                 8 => Reply::Restarted,
                 32 => Reply::Host(Host::decode(from)?),
+                33 => Reply::Done,
                 _ => return Err(DecodeError::Invalid("kind of reply")),
             };
             Ok(Self { id, body })

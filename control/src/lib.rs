@@ -20,6 +20,7 @@
 //! | [`Request::NextHop`] | [`Reply::NextHop`] | the same for an established connection |
 //! | [`Request::Describe`] | [`Reply::Described`] | reads counters of an interface, and the user's resources |
 //! | [`Request::Host`] | [`Reply::Host`] | looks up a host of a fabric, by name |
+//! | [`Request::Faults`] | [`Reply::Done`] | changes the faults between two hosts of a fabric |
 //!
 //! Numbers are little-endian. A message is rejected as a whole when it is too short or too long, or when a field is out of
 //! its range. This crate has no I/O: the driver and the helper send and receive.

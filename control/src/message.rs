@@ -107,6 +107,15 @@ pub enum Request {
         /// It is added to the table if it is not there.
         join: bool,
     },
+    /// Changes the faults between two hosts of a fabric. Needs no device.
+    Faults {
+        /// The host from which frames come.
+        from: String,
+        /// The host to which they go.
+        to: String,
+        /// The change in words.
+        words: String,
+    },
 }
 
 /// A host of a fabric.
@@ -325,6 +334,8 @@ pub enum Reply {
     Described(Description),
     /// To [`Request::Host`].
     Host(Host),
+    /// To [`Request::Faults`].
+    Done,
     /// To any request; with the id 0, to the connection as a whole, which ends.
     Refused(Refusal),
     /// With the id 0: another helper has taken the connection over. Requests that were not answered may be lost; the client

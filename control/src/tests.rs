@@ -33,6 +33,7 @@ fn requests() -> Vec<Request> {
         Request::NextHop { destination: v4(), source: v4(), confirm: true },
         Request::Describe { number: 3 },
         Request::Host { name: "node-7".into(), join: true },
+        Request::Faults { from: "a".into(), to: "b".into(), words: "loss 3%".into() },
     ]
 }
 
@@ -76,6 +77,7 @@ fn description() -> Description {
 fn replies() -> Vec<Reply> {
     vec![
         Reply::Described(description()),
+        Reply::Done,
         Reply::Host(Host { number: 7, mac: MAC, addresses: vec![v4(), v6()] }),
         Reply::Hello { version: VERSION },
         Reply::Opened(device()),

@@ -110,7 +110,7 @@ impl Server {
                 let uid = client.uid;
                 self.describe(uid, number).map(|description| Some(Reply::Described(description)))
             }
-            Request::Host { .. } => {
+            Request::Host { .. } | Request::Faults { .. } => {
                 Err(refusal(Reason::NotServed, "xwarpd has no hosts: a fabric has (xwarp fabric)"))
             }
             body => self.answer_about_device(id, body),
@@ -152,7 +152,8 @@ impl Server {
             | Request::Reserve { .. }
             | Request::Release { .. }
             | Request::Describe { .. }
-            | Request::Host { .. } => Ok(None),
+            | Request::Host { .. }
+            | Request::Faults { .. } => Ok(None),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use xwarp_leg::Lie;
 use xwarp_leg::far::{Delivered, Frame, Sink, Source};
@@ -11,6 +12,7 @@ use xwarp_tcp::wire::Flow;
 
 use crate::header::{self, HEAD_BYTES, Header};
 use crate::hosts::Hosts;
+use crate::paths::{Paths, Way};
 use crate::ports::Ports;
 
 /// Frames of one leg that are carried before other legs get a turn.
@@ -19,6 +21,8 @@ const MAX_BATCH: usize = 32;
 const MAX_FLOWS: usize = 16_384;
 /// Answers of the fabric itself that may wait.
 const MAX_ANSWERS: usize = 1024;
+/// Frames whose way has ended that are delivered before legs get a turn.
+const MAX_ARRIVALS: usize = 256;
 
 xwarp_tcp::counters! {
     /// What became of frames.
@@ -37,6 +41,10 @@ xwarp_tcp::counters! {
         to_nobody,
         /// Frames to an address of no host: dropped.
         no_host,
+        /// Frames that took a way with faults.
+        faulty,
+        /// Frames lost because their way is cut, or too many were on it.
+        cut,
         /// Legs that ended because their client has lied.
         lies,
     }
@@ -64,6 +72,13 @@ struct Known {
     expects: u32,
 }
 
+/// Where a frame comes from: the leg of a client, or a way with faults.
+#[derive(Debug, Clone, Copy)]
+enum Whence<'a> {
+    Leg(usize, &'a Frame<'a>),
+    Way(&'a [u8]),
+}
+
 /// A frame that the fabric itself sends.
 #[derive(Debug)]
 struct Answer {
@@ -84,6 +99,7 @@ pub(crate) struct Legs {
     answers: VecDeque<Answer>,
     /// Clients whose legs have ended, and why.
     ended: Vec<(usize, String)>,
+    paths: Paths,
     counters: SwitchCounters,
 }
 
@@ -97,6 +113,16 @@ pub(crate) struct Tables<'a> {
 impl Legs {
     pub(crate) fn counters(&self) -> SwitchCounters {
         self.counters
+    }
+
+    /// The ways between hosts.
+    pub(crate) fn paths(&mut self) -> &mut Paths {
+        &mut self.paths
+    }
+
+    /// Time until a frame arrives that is on its way.
+    pub(crate) fn next_due(&self) -> Option<Duration> {
+        self.paths.next_due()
     }
 
     pub(crate) fn add(&mut self, client: usize, host: u16, source: Source, sink: Sink) {
@@ -154,7 +180,20 @@ impl Legs {
             self.answer();
             self.wake();
         }
+        self.arrive(tables);
         self.active.is_empty()
+    }
+
+    /// Delivers the frames whose way has ended.
+    fn arrive(&mut self, tables: Tables<'_>) {
+        for _ in 0..MAX_ARRIVALS {
+            let Some((from, to, bytes)) = self.paths.next() else { break };
+            // A frame may have been changed on its way.
+            let Some(header) = Header::parse(&bytes, bytes.len()) else { continue };
+            self.deliver(from, to, &header, Whence::Way(&bytes), tables);
+        }
+        self.answer();
+        self.wake();
     }
 
     fn turn(&mut self, client: usize, tables: Tables<'_>) {
@@ -222,21 +261,55 @@ impl Legs {
             self.counters.no_host += 1;
             return;
         };
+        if !self.paths.are_straight() {
+            match self.paths.send(host, there, || frame.to_vec()) {
+                Way::Straight => {}
+                Way::Cut => {
+                    self.counters.cut += 1;
+                    return;
+                }
+                Way::Faulty => {
+                    self.counters.faulty += 1;
+                    // What arrives may be changed; whose connection it is is known here.
+                    let owner = tables.ports.owner(there, destination.ip(), destination.port());
+                    if let Some(to) = owner {
+                        self.remember(client, to, host, &header);
+                    }
+                    return;
+                }
+            }
+        }
+        self.deliver(host, there, &header, Whence::Leg(client, frame), tables);
+    }
+
+    /// Delivers a frame from one host to the owner of its port on another, or answers it for nobody.
+    fn deliver(&mut self, host: u16, there: u16, header: &Header, whence: Whence<'_>, tables: Tables<'_>) {
+        let Header { source, destination, .. } = *header;
         let owner = tables.ports.owner(there, destination.ip(), destination.port());
         let to = owner.and_then(|to| Some((to, self.by_client.get_mut(to)?.as_mut()?)));
         let Some((to, leg)) = to else {
             self.counters.to_nobody += 1;
-            if let Some(bytes) = header.reset(there, host) {
-                self.push_answer(Answer { to: client, bytes });
+            let sender = match whence {
+                Whence::Leg(client, _) => Some(client),
+                Whence::Way(_) => tables.ports.owner(host, source.ip(), source.port()),
+            };
+            if let (Some(to), Some(bytes)) = (sender, header.reset(there, host)) {
+                self.push_answer(Answer { to, bytes });
             }
             return;
         };
-        match leg.sink.deliver(frame) {
+        let (delivered, len) = match whence {
+            Whence::Leg(_, frame) => (leg.sink.deliver(frame), frame.len()),
+            Whence::Way(bytes) => (leg.sink.deliver_bytes(bytes), bytes.len()),
+        };
+        match delivered {
             Ok(Delivered::Yes) => {
                 self.counters.carried += 1;
-                self.counters.carried_bytes += frame.len() as u64;
+                self.counters.carried_bytes += len as u64;
                 self.touch(to);
-                self.remember(client, to, host, &header);
+                if let Whence::Leg(from, _) = whence {
+                    self.remember(from, to, host, header);
+                }
             }
             Ok(Delivered::Full) => self.counters.receiver_full += 1,
             Err(lie) => self.lied(to, lie),

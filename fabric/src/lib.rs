@@ -10,6 +10,7 @@
 //! | `server` | the loop: connections, requests, ends |
 //! | `client` | one connection: its process and its device |
 //! | `legs` | frames from leg to leg |
+//! | `paths` | faults between hosts |
 //! | `header` | what is read of a frame, and resets |
 //! | `hosts` | the table of hosts |
 //! | `ports` | whose a port is |
@@ -31,6 +32,7 @@ mod client;
 mod header;
 mod hosts;
 mod legs;
+mod paths;
 mod ports;
 mod server;
 

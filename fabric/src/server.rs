@@ -135,8 +135,10 @@ impl Server {
         let mut events = [nothing; 64];
         loop {
             let asleep = self.run_legs();
-            let limit = if asleep { self.idle_left() } else { Some(Duration::ZERO) };
-            if limit.is_some_and(|limit| asleep && limit.is_zero()) {
+            let idle = self.idle_left();
+            let due = self.legs.next_due();
+            let limit = if asleep { idle.into_iter().chain(due).min() } else { Some(Duration::ZERO) };
+            if asleep && idle.is_some_and(|idle| idle.is_zero()) {
                 tracing::info!(fabric = self.place.name(), "no client is left");
                 return Ok(());
             }
@@ -293,6 +295,17 @@ impl Server {
                     self.hosts.find(&name).ok_or_else(text)?
                 };
                 only(Reply::Host(Hosts::describe(found)))
+            }
+            Request::Faults { from, to, words } => {
+                let text = |text: String| refusal(Reason::State, text);
+                let find = |name: &str| {
+                    self.hosts
+                        .find(name)
+                        .ok_or_else(|| text(format!("it has no host {name:?}: xwarp fabric show")))
+                };
+                let (from, to) = (find(&from)?, find(&to)?);
+                self.legs.paths().change(from, to, &words).map_err(text)?;
+                only(Reply::Done)
             }
             Request::Describe { number } => only(Reply::Described(self.describe(number)?)),
             Request::Open { interface: Choice::Name(name), sizes } => {

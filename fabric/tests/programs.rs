@@ -266,6 +266,55 @@ fn fabric_a_killed_program_leaves_nothing() {
     user.pair("run --fabric rping -s -a 127.0.0.1 -C 2", "run --fabric rping -c -a 127.0.0.1 -C 2");
 }
 
+/// Faults between hosts while programs run: TCP and MPA mend them, a cut stops the bytes, and its end lets them go on.
+#[test]
+fn fabric_faults_are_mended_and_cuts_heal() {
+    let user = User::new("faults");
+    for host in ["a", "b"] {
+        user.run(&format!("run --fabric --host {host} true"));
+    }
+    let (success, said) = user.start("fabric set a c --loss 1%").finish();
+    assert!(!success && said.contains("no host"), "{said}");
+    let (success, said) = user.start("fabric set a b --loss 200%").finish();
+    assert!(!success && said.contains("probability"), "{said}");
+    user.run("fabric set a b --loss 3% --reorder 5% --reorder-by 1ms --duplicate 2% --corrupt 1% --delay 1ms --seed 7");
+    user.pair(
+        "run --fabric --host a rping -s -C 100 -S 2000 -V",
+        "run --fabric --host b rping -c -a a -C 100 -S 2000 -V",
+    );
+    let shown = user.run("fabric show");
+    assert!(shown.contains("fabric.faulty"), "{shown}");
+    // A cut in the middle: with this delay it takes seconds.
+    user.run("fabric set a b --clear --delay 1ms");
+    let line = "stdbuf -oL rping -v -C 600 -S 100";
+    let serving = user.start(&format!("run --fabric --host a {line} -s"));
+    let mut client = user.start(&format!("run --fabric --host b {line} -c -a a"));
+    let end = Instant::now() + LIMIT;
+    while !serving.said().contains("rdma-ping-20:") {
+        assert!(Instant::now() < end, "{}", serving.said());
+        if client.child.try_wait().unwrap().is_some() {
+            client = user.start(&format!("run --fabric --host b {line} -c -a a"));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    user.run("fabric cut a b");
+    // Nothing is on its way any more.
+    let mut before = serving.said().len();
+    loop {
+        thread::sleep(Duration::from_millis(300));
+        let now = serving.said().len();
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    assert!(!serving.said().contains("rdma-ping-599"), "it has ended before the cut");
+    user.run("fabric heal a b");
+    serving.wait_for("rdma-ping-599");
+    let (success, said) = client.finish();
+    assert!(success, "{said}");
+}
+
 #[test]
 fn fabric_programs_end_with_it() {
     let user = User::new("ends");

@@ -237,6 +237,19 @@ impl Fabric {
         }
     }
 
+    /// Changes the faults for frames from one host to another, by words such as `loss 3% delay 5ms seed 7`, `cut`, `heal`, `clear`.
+    ///
+    /// # Errors
+    /// See [`FabricError`]; [`Reason::State`] if there is no such host, or a word is wrong.
+    pub fn set_faults(&self, from: &str, to: &str, words: &str) -> Result<(), FabricError> {
+        check_name(from)?;
+        check_name(to)?;
+        match self.call(Request::Faults { from: from.into(), to: to.into(), words: words.into() })? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Reserves `port` (0: any free one) on `address` (`None`: all addresses of the device's host).
     ///
     /// # Errors

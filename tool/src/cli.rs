@@ -273,6 +273,102 @@ pub enum FabricCommand {
     },
     /// Ends it, and the devices of its clients.
     Stop,
+    /// Sets faults between two hosts, also while programs run. Those that are not named stay.
+    Set {
+        #[command(flatten)]
+        ends: FabricEnds,
+        #[command(flatten)]
+        faults: FabricFaults,
+    },
+    /// Lets nothing pass between two hosts.
+    Cut(FabricEnds),
+    /// Ends a cut.
+    Heal(FabricEnds),
+}
+
+/// Two hosts of a fabric.
+#[derive(Debug, Args)]
+pub struct FabricEnds {
+    /// A host.
+    from: String,
+    /// Another host, or the same one.
+    to: String,
+    /// Only for frames from the first to the second.
+    #[arg(long)]
+    pub one_way: bool,
+}
+
+impl FabricEnds {
+    /// The names of the hosts.
+    pub fn names(&self) -> [&str; 2] {
+        [&self.from, &self.to]
+    }
+}
+
+/// Faults in words; those of the hop of 'ci/lab' are the same.
+#[derive(Debug, Args)]
+pub struct FabricFaults {
+    /// Ends all faults and the cut before the others are set.
+    #[arg(long)]
+    clear: bool,
+    /// Probability of loss: 1% or 0.01.
+    #[arg(long, value_name = "CHANCE")]
+    loss: Option<String>,
+    /// Bursty loss in addition: probabilities to enter and to leave the bad state per frame, and of loss in it.
+    #[arg(long, value_name = "ENTER,LEAVE,LOSS")]
+    bursts: Option<String>,
+    /// Delay of each frame: 50ms, 10us.
+    #[arg(long, value_name = "TIME")]
+    delay: Option<String>,
+    /// Largest additional random delay, without reordering.
+    #[arg(long, value_name = "TIME")]
+    jitter: Option<String>,
+    /// Line rate in bits per second: 100M, 1G.
+    #[arg(long, value_name = "BITS")]
+    rate: Option<String>,
+    /// Frames that may wait for the line.
+    #[arg(long, value_name = "FRAMES")]
+    queue: Option<String>,
+    /// Probability that a frame is held back, so that later ones overtake it.
+    #[arg(long, value_name = "CHANCE")]
+    reorder: Option<String>,
+    /// ... for a random time up to this.
+    #[arg(long, value_name = "TIME")]
+    reorder_by: Option<String>,
+    /// Probability that a frame arrives twice.
+    #[arg(long, value_name = "CHANCE")]
+    duplicate: Option<String>,
+    /// Probability that one bit of a frame is flipped.
+    #[arg(long, value_name = "CHANCE")]
+    corrupt: Option<String>,
+    /// Share of these frames whose TCP checksum is repaired, so that only MPA's CRC detects the error.
+    #[arg(long, value_name = "CHANCE")]
+    repair: Option<String>,
+    /// Seed of the random numbers, which begin again.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<String>,
+}
+
+impl FabricFaults {
+    /// The words that the fabric understands.
+    pub fn words(&self) -> String {
+        let named = [
+            ("loss", &self.loss),
+            ("bursts", &self.bursts),
+            ("delay", &self.delay),
+            ("jitter", &self.jitter),
+            ("rate", &self.rate),
+            ("queue", &self.queue),
+            ("reorder", &self.reorder),
+            ("reorder-by", &self.reorder_by),
+            ("duplicate", &self.duplicate),
+            ("corrupt", &self.corrupt),
+            ("repair", &self.repair),
+            ("seed", &self.seed),
+        ];
+        let set = named.iter().filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
+        self.clear.then(|| "clear".to_owned()).into_iter().chain(set).collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// The selected devices.

@@ -102,6 +102,18 @@ pub fn stop(name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
+/// Changes the faults between two hosts, in both directions unless `one_way`.
+pub fn set(name: Option<&str>, [from, to]: [&str; 2], one_way: bool, words: &str) -> Result<()> {
+    let place = Place::of(name)?;
+    let fabric =
+        Fabric::connect_once(&place).with_context(|| format!("the fabric {} does not run", place.name()))?;
+    fabric.set_faults(from, to, words)?;
+    if !one_way {
+        fabric.set_faults(to, from, words)?;
+    }
+    Ok(())
+}
+
 /// Prints the hosts of the fabric, and its counters.
 pub fn show(name: Option<&str>, out: &mut dyn Write) -> Result<()> {
     let place = Place::of(name)?;

@@ -181,6 +181,11 @@ fn run_fabric(FabricArguments { name, command }: &FabricArguments) -> Result<Exi
             fabric::serve(name, Some(Duration::from_secs(*idle)).filter(|idle| !idle.is_zero()), *detached)?;
         }
         FabricCommand::Stop => fabric::stop(name)?,
+        FabricCommand::Set { ends, faults } => {
+            fabric::set(name, ends.names(), ends.one_way, &faults.words())?;
+        }
+        FabricCommand::Cut(ends) => fabric::set(name, ends.names(), ends.one_way, "cut")?,
+        FabricCommand::Heal(ends) => fabric::set(name, ends.names(), ends.one_way, "heal")?,
         FabricCommand::Show => fabric::show(name, &mut io::stdout().lock())?,
     }
     Ok(ExitCode::SUCCESS)

@@ -114,6 +114,11 @@ impl Direction {
         self.tally
     }
 
+    /// Frames that are on their way.
+    pub fn in_flight(&self) -> usize {
+        self.due.len() + self.late.len() + usize::from(self.joining.is_some())
+    }
+
     /// The time at which [`Self::deliver`] returns the next frame, if no more frames are sent.
     pub fn next_due(&self) -> Option<Instant> {
         let due = self.due.keys().next().map(|key| key.0);

@@ -21,6 +21,7 @@ mod seeds;
 mod tests;
 mod ulpdu;
 mod wire;
+pub mod words;
 
 #[cfg(test)]
 pub(crate) use congestion::CongestionCheck;
@@ -28,6 +29,7 @@ pub use direction::{Direction, Tally};
 pub use end::{Counting, End, numbered, numbered_len};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
 pub use hostile::{HostileConfig, HostileHost, Purpose};
+pub use packet::complete_checksums;
 pub use raw_peer::{RawPeer, RawSegment, fpdu};
 pub use recorded::compare_with_record;
 pub use run::{Node, Outcome, run, run_for};

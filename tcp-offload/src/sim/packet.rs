@@ -169,6 +169,16 @@ pub(super) fn mark(frame: &mut [u8]) -> bool {
     capable
 }
 
+/// Completes the checksums of a frame with a TCP segment: its sender may have left them to the link, and a link that changes bytes is to
+/// be noticed. Other frames stay as they are.
+pub fn complete_checksums(frame: &mut [u8]) {
+    if let Some(tcp) = Tcp::of(frame)
+        && tcp.ip.end == frame.len()
+    {
+        let _ = tcp.finish(frame);
+    }
+}
+
 /// Flips one bit after the Ethernet header.
 pub(super) fn flip(frame: &mut [u8], random: u64) {
     let bits = frame.len().saturating_sub(ETHERNET) as u64 * 8;

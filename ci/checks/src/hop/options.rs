@@ -4,8 +4,12 @@
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+pub use xwarp_tcp::sim::words::{chance, rate, time};
 use xwarp_tcp::{
-    sim::{Blackout, Faults, Gilbert, PathMtu, Recut},
+    sim::{
+        Blackout, Faults, Gilbert, PathMtu, Recut,
+        words::{blackout, bursts},
+    },
     time::Instant,
 };
 
@@ -127,73 +131,6 @@ impl HopArgs {
             ..line
         };
         [End::A, End::B].map(|end| if self.only.is_none_or(|only| only == end) { all } else { line })
-    }
-}
-
-/// Splits a number from its suffix.
-fn number(text: &str) -> Option<(f64, &str)> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (digits, unit) = text.split_at(end);
-    Some((digits.parse().ok()?, unit))
-}
-
-/// Parses bits per second; K, M, G are powers of 1000.
-pub fn rate(text: &str) -> Result<u64, String> {
-    let factor = |unit| match unit {
-        "" => Some(1.0),
-        "K" | "k" => Some(1e3),
-        "M" | "m" => Some(1e6),
-        "G" | "g" => Some(1e9),
-        _ => None,
-    };
-    number(text)
-        .and_then(|(value, unit)| Some(value * factor(unit)?))
-        .filter(|bits| *bits >= 8.0)
-        .map(|bits| bits as u64)
-        .ok_or_else(|| format!("'{text}' is not a rate like 100M"))
-}
-
-/// Parses a time with its unit.
-pub fn time(text: &str) -> Result<Duration, String> {
-    let seconds = |unit| match unit {
-        "ns" => Some(1e-9),
-        "us" => Some(1e-6),
-        "ms" => Some(1e-3),
-        "s" => Some(1.0),
-        _ => None,
-    };
-    number(text)
-        .and_then(|(value, unit)| Duration::try_from_secs_f64(value * seconds(unit)?).ok())
-        .ok_or_else(|| format!("'{text}' is not a time like 50ms"))
-}
-
-/// Parses a probability from 0 to 1, or in percent.
-pub fn chance(text: &str) -> Result<f64, String> {
-    let chance = match number(text) {
-        Some((value, "%")) => value / 100.0,
-        Some((value, "")) => value,
-        _ => f64::NAN,
-    };
-    if (0.0..=1.0).contains(&chance) {
-        Ok(chance)
-    } else {
-        Err(format!("'{text}' is not a probability like 1%"))
-    }
-}
-
-fn bursts(text: &str) -> Result<Gilbert, String> {
-    let parts: Vec<f64> = text.split(',').map(chance).collect::<Result<_, _>>()?;
-    match parts[..] {
-        [enter, leave, loss] => Ok(Gilbert { enter, leave, loss }),
-        _ => Err(format!("'{text}' is not three probabilities")),
-    }
-}
-
-fn blackout(text: &str) -> Result<Blackout, String> {
-    let parts: Vec<Duration> = text.split(',').map(time).collect::<Result<_, _>>()?;
-    match parts[..] {
-        [from, length, every] => Ok(Blackout { from: Instant::ZERO + from, length, every: Some(every) }),
-        _ => Err(format!("'{text}' is not three times")),
     }
 }
 
