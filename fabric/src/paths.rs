@@ -8,6 +8,8 @@ use xwarp_tcp::time::Instant;
 
 /// Frames that may be on their way on one path; more are lost. A path with a long delay would otherwise hold what a sender likes.
 const MAX_FRAMES: usize = 4096;
+/// Directions that have faults, or had some.
+const MAX_PATHS: usize = 4096;
 
 /// The direction from one host to another.
 #[derive(Debug)]
@@ -56,6 +58,9 @@ impl Paths {
     /// The text says which word is wrong; nothing has changed then.
     pub(crate) fn change(&mut self, from: u16, to: u16, words: &str) -> Result<(), String> {
         let known = self.paths.get(&(from, to));
+        if known.is_none() && self.paths.len() >= MAX_PATHS {
+            return Err(format!("faults of {MAX_PATHS} directions are set already"));
+        }
         let (mut faults, mut seed, mut is_cut) =
             known.map_or((Faults::default(), 1, false), |path| (path.faults, path.seed, path.is_cut));
         let mut again = known.is_none();
@@ -175,6 +180,11 @@ mod tests {
 
     #[test]
     fn what_is_on_its_way_is_bounded() {
+        let mut paths = Paths::default();
+        for to in 0..MAX_PATHS as u16 {
+            paths.change(0, to, "cut").unwrap();
+        }
+        assert!(paths.change(1, 2, "cut").is_err());
         let mut paths = Paths::default();
         paths.change(1, 2, "delay 1000s").unwrap();
         let sent = (0..2 * MAX_FRAMES).take_while(|_| paths.send(1, 2, frame) == Way::Faulty).count();

@@ -17,6 +17,7 @@ use xwarp_fabric::{Attempt, Options, Place, Server};
 use xwarp_leg::LegSizes;
 use xwarp_leg::fabric::Fabric;
 use xwarp_leg::hosts;
+use xwarp_verbs::cm::{ConnectOptions, ListenOptions};
 use xwarp_verbs::{AsyncEvent, Device, DeviceOptions};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -76,14 +77,12 @@ fn process() {
     let host = env::var(HOST).unwrap();
     let options = DeviceOptions { fabric: env::var(FABRIC).ok(), ..DeviceOptions::default() };
     let device = Device::open_with(&format!("fabric:{host}"), options).unwrap();
-    match env::var(PEER) {
-        Ok(peer) => {
-            println!("answer {}", client::ask(&device, peer.parse().unwrap(), "over shared memory").unwrap())
-        }
-        Err(_) => {
-            let any = SocketAddr::from(([0, 0, 0, 0], 0));
-            println!("text {}", server::serve(&device, any, |at| println!("port {}", at.port())).unwrap());
-        }
+    if let Ok(peer) = env::var(PEER) {
+        let answer = client::ask(&device, peer.parse().unwrap(), "over shared memory").unwrap();
+        println!("answer {answer}");
+    } else {
+        let any = SocketAddr::from(([0, 0, 0, 0], 0));
+        println!("text {}", server::serve(&device, any, |at| println!("port {}", at.port())).unwrap());
     }
 }
 
@@ -133,7 +132,8 @@ fn fabric_one_process_reaches_itself() {
     let cq = device.create_cq(4).unwrap();
     let qp = pd.create_qp(&cq, &cq, xwarp_verbs::QueuePairOptions::default()).unwrap();
     for (peer, text) in [("10.0.0.1:1", "no host"), ("127.77.0.1:1", "no host"), ("127.0.0.1:1", "refused")] {
-        let refused = device.connect(&qp, peer.parse().unwrap(), Default::default(), LIMIT).unwrap_err();
+        let refused =
+            device.connect(&qp, peer.parse().unwrap(), ConnectOptions::default(), LIMIT).unwrap_err();
         let refused = format!("{refused:?} {refused}").to_lowercase();
         assert!(refused.contains(text), "{peer}: {refused}");
     }
@@ -149,8 +149,8 @@ fn fabric_a_killed_process_leaves_nothing() {
     let (pd, cq) = (device.create_pd().unwrap(), device.create_cq(4).unwrap());
     let qp = pd.create_qp(&cq, &cq, xwarp_verbs::QueuePairOptions::default()).unwrap();
     let server = SocketAddr::from(([127, 0, 0, 1], port));
-    let connection = device.connect(&qp, server, Default::default(), LIMIT).unwrap();
-    let taken = device.listen(server, Default::default()).map(drop).unwrap_err();
+    let connection = device.connect(&qp, server, ConnectOptions::default(), LIMIT).unwrap();
+    let taken = device.listen(server, ListenOptions::default()).map(drop).unwrap_err();
     assert!(format!("{taken:?}").contains("AddrInUse"), "{taken:?}");
     let begin = Instant::now();
     serving.kill().unwrap();
@@ -159,7 +159,7 @@ fn fabric_a_killed_process_leaves_nothing() {
     connection.wait_disconnected(LIMIT).unwrap();
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     let end = Instant::now() + LIMIT;
-    while let Err(error) = device.listen(server, Default::default()).map(drop) {
+    while let Err(error) = device.listen(server, ListenOptions::default()).map(drop) {
         assert!(Instant::now() < end, "{error:?}");
     }
 }
@@ -178,7 +178,7 @@ fn fabric_devices_end_with_it() {
     let serving = thread::spawn(move || server.serve(Some(std::os::fd::AsFd::as_fd(&stopped))));
     let options = DeviceOptions { fabric: Some(place.name().into()), ..DeviceOptions::default() };
     let device = Device::open_with("fabric:a", options).unwrap();
-    let mut events = device.async_events();
+    let events = device.async_events();
     drop(stop);
     serving.join().unwrap().unwrap();
     let end = Instant::now() + LIMIT;
@@ -188,7 +188,7 @@ fn fabric_devices_end_with_it() {
         thread::sleep(Duration::from_millis(1));
     }
     let refused =
-        device.listen(SocketAddr::from(([0, 0, 0, 0], 0)), Default::default()).map(drop).unwrap_err();
+        device.listen(SocketAddr::from(([0, 0, 0, 0], 0)), ListenOptions::default()).map(drop).unwrap_err();
     assert!(format!("{refused:?}").contains("the fabric was stopped"), "{refused:?}");
     assert!(!place.socket().exists(), "a socket is left");
     // It ends at once without a client.

@@ -100,7 +100,11 @@ fn rate(qp: &BTreeMap<String, String>, name: &str, sample: &Sample, before: &[Sa
 pub fn write(samples: &[Sample], before: &[Sample], out: &mut dyn Write) -> io::Result<()> {
     for sample in samples {
         let Sample { queue_pairs, .. } = sample;
-        let owner = if sample.fact("shared") == "true" { "shared by xwarpd" } else { "owned" };
+        let owner = match (sample.fact("mode"), sample.fact("shared")) {
+            ("memory", "true") => "on the fabric",
+            (_, "true") => "shared by xwarpd",
+            _ => "owned",
+        };
         writeln!(
             out,
             "{} of process {} ({}): {}, {owner}, MTU {}, {}, {} queue pair{}",
