@@ -32,6 +32,8 @@ const SPARE_DESCRIPTORS: usize = 253 + 32;
 /// Time until a helper that has ended is started again: the first, doubled each time that it does not serve; and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest such time of a helper that has served.
+const SERVED_PAUSE: Duration = Duration::from_millis(200);
 /// How often sockets with unread messages are looked at, which their helper empties before they are closed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -155,8 +157,12 @@ pub(crate) fn run(signals: Signals) -> Result<ExitCode> {
                 if was_ready {
                     (keeper.served, former_next) = (Some(helper.program), false);
                 }
-                let lasted = was_ready && started.elapsed() > LAST_PAUSE;
-                pause = if lasted { FIRST_PAUSE } else { pause };
+                pause = match started.elapsed() {
+                    _ if !was_ready => pause,
+                    served if served > LAST_PAUSE => FIRST_PAUSE,
+                    // It serves, but not for long: its clients wait for 10 s.
+                    _ => pause.min(SERVED_PAUSE),
+                };
             }
             // In the middle of an upgrade there may be no program.
             Err(error) if keeper.served.is_some() => tracing::warn!("xwarpd is not started: {error:#}"),
