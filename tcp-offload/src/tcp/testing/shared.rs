@@ -81,7 +81,7 @@ impl Shared {
             if now >= sender.starts
                 && let Ok(Inbound::Tcp(segment)) = parse(&sender.link, &frame)
             {
-                sender.conn.receive(now, &mut sender.link, &segment);
+                sender.conn.receive_one(now, &mut sender.link, &segment);
             }
             sender.link.recycle(frame);
         }
@@ -107,7 +107,7 @@ impl Shared {
                 let receiver = self.receivers[n].get_or_insert_with(|| {
                     Connection::accept(now, &self.config, path_of(n, false), &segment, unhashed(n as u32))
                 });
-                let receipt = receiver.receive(now, &mut self.host, &segment);
+                let receipt = receiver.receive_one(now, &mut self.host, &segment);
                 if let Some(arrival) = receipt.arrival {
                     receiver.payload_taken(now, &arrival);
                 }
