@@ -18,6 +18,7 @@ use xwarp_checks::{
 const RPING: u16 = 7174;
 const UCMATOSE: u16 = 7471;
 const PERFTEST: u16 = 18515;
+const RSTREAM: u16 = 7471;
 
 /// Output of clients when no server listens yet.
 const REFUSALS: [&str; 4] = ["REJECTED", "refused", "event: 8", "error -111"];
@@ -31,6 +32,12 @@ const SHORT_LIST: [Case; 4] = [
     (RPING, Family::V6, "rping -s -a ADDRESS -C 5", "rping -c -a ADDRESS -C 5 -V"),
     (PERFTEST, Family::V4, "ib_write_bw -F -R -n 20 -s 16384", "ib_write_bw -F -R -n 20 -s 16384 ADDRESS"),
     (PERFTEST, Family::V4, "ib_send_lat -F -R -n 5 -s 64", "ib_send_lat -F -R -n 5 -s 64 ADDRESS"),
+];
+
+const RSOCKETS: [Case; 3] = [
+    (RSTREAM, Family::V4, "rstream -b ADDRESS -S 64 -C 10 -T v", "rstream -s ADDRESS -S 64 -C 10 -T v"),
+    (RSTREAM, Family::V6, "rstream -b ADDRESS -S 16384 -C 10 -T v", "rstream -s ADDRESS -S 16384 -C 10 -T v"),
+    (RSTREAM, Family::V4, "riostream -b ADDRESS -S 64 -C 10 -T v", "riostream -s ADDRESS -S 64 -C 10 -T v"),
 ];
 
 const LONG_LIST: [Case; 8] = [
@@ -136,6 +143,12 @@ fn exchange(cases: &[Case]) {
     assert!(made.len() >= 2 * cases.len(), "{}", made.len());
     assert!(made.iter().all(|connection| connection.crc && connection.terminates == 0));
     assert!(record.verdict.good_crcs > 100, "{:?}", record.verdict);
+}
+
+/// rsockets send by RDMA Writes and Sends over iWARP.
+#[test]
+fn siw_compat_rsockets_carry_streams() {
+    exchange(&RSOCKETS);
 }
 
 #[test]
