@@ -278,7 +278,7 @@ pub enum FabricCommand {
         #[command(flatten)]
         ends: FabricEnds,
         #[command(flatten)]
-        faults: FabricFaults,
+        faults: Box<FabricFaults>,
     },
     /// Lets nothing pass between two hosts.
     Cut(FabricEnds),
