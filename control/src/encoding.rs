@@ -116,10 +116,12 @@ impl Tagged<Request> {
                 to.address(*destination);
                 to.optional_address(*source);
             }
-            Request::NextHop { destination, source, confirm } => {
+            Request::NextHop { destination, source, destination_port, source_port, confirm } => {
                 to.u8(6);
                 to.address(*destination);
                 to.address(*source);
+                to.u16(*destination_port);
+                to.u16(*source_port);
                 to.flag(*confirm);
             }
             Request::Describe { number } => {
@@ -158,6 +160,8 @@ impl Tagged<Request> {
                 6 => Request::NextHop {
                     destination: from.address()?,
                     source: from.address()?,
+                    destination_port: from.u16()?,
+                    source_port: from.u16()?,
                     confirm: from.flag("confirm")?,
                 },
                 7 => Request::Describe { number: from.u16()? },
@@ -393,10 +397,11 @@ impl Tagged<Reply> {
                 neighbour.encode(&mut to);
                 to.u16(*mtu);
             }
-            Reply::NextHop { address, mac } => {
+            Reply::NextHop { address, mac, mtu } => {
                 to.u8(6);
                 to.address(*address);
                 to.optional_mac(*mac);
+                to.u16(*mtu);
             }
             Reply::Described(description) => {
                 to.u8(7);
@@ -431,7 +436,7 @@ impl Tagged<Reply> {
                     neighbour: Neighbour::decode(from)?,
                     mtu: from.u16()?,
                 },
-                6 => Reply::NextHop { address: from.address()?, mac: from.optional_mac()? },
+                6 => Reply::NextHop { address: from.address()?, mac: from.optional_mac()?, mtu: from.u16()? },
                 7 => Reply::Described(Description::decode(from)?),
                 8 => Reply::Restarted,
                 32 => Reply::Host(Host::decode(from)?),

@@ -92,6 +92,10 @@ pub enum Request {
         destination: IpAddr,
         /// The local address.
         source: IpAddr,
+        /// The peer's port: rules and the choice among several paths may depend on the ports.
+        destination_port: u16,
+        /// The local port.
+        source_port: u16,
         /// The peer does not answer: the neighbour is to be confirmed.
         confirm: bool,
     },
@@ -329,6 +333,8 @@ pub enum Reply {
         address: IpAddr,
         /// Its Ethernet address, if it is known.
         mac: Option<Mac>,
+        /// Largest IP packet of the route, in bytes.
+        mtu: u16,
     },
     /// To [`Request::Describe`].
     Described(Description),

@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION};
+use xwarp_driver::Question;
 use xwarp_driver::shared::memory_bytes;
 
 use crate::client::Device;
@@ -139,8 +140,14 @@ impl Server {
                 }
                 Ok(Some(reply))
             }
-            Request::NextHop { destination, source, confirm } => {
-                let reply = uplink.next_hop(destination, source, confirm)?;
+            Request::NextHop { destination, source, destination_port, source_port, confirm } => {
+                let question = Question {
+                    destination_port,
+                    source_port,
+                    user: Some(client.uid),
+                    ..Question::to(destination, Some(source))
+                };
+                let reply = uplink.next_hop(&question, confirm)?;
                 if let Reply::NextHop { address, .. } = reply {
                     client.follow(address);
                 }

@@ -162,24 +162,21 @@ impl Uplink {
         Ok(Reply::Resolved { source: route.source, next_hop: route.next_hop, neighbour, mtu: route.mtu })
     }
 
-    pub(crate) fn next_hop(
-        &self,
-        destination: IpAddr,
-        source: IpAddr,
-        confirm: bool,
-    ) -> Result<Reply, Refusal> {
-        if self.shared.addresses().contains(&destination) {
-            let mac = Some(self.shared.attributes().mac);
-            return Ok(Reply::NextHop { address: destination, mac });
+    /// The next hop of a client's connection.
+    pub(crate) fn next_hop(&self, question: &Question, confirm: bool) -> Result<Reply, Refusal> {
+        let attributes = self.shared.attributes();
+        if self.shared.addresses().contains(&question.destination) {
+            let (address, mac) = (question.destination, Some(attributes.mac));
+            return Ok(Reply::NextHop { address, mac, mtu: attributes.path_mtu });
         }
-        let question = Question::to(destination, Some(source));
-        let found = self.resolver.next_hop_of(&question, confirm);
+        let found = self.resolver.next_hop_of(question, confirm);
         let found = found.map_err(|error| {
             // The client holds its output when there is no route.
             let reason = if error.forbids() { Reason::Route } else { Reason::System };
             refusal(reason, error.to_string())
         })?;
-        Ok(Reply::NextHop { address: found.address, mac: found.mac })
+        let mtu = found.mtu.unwrap_or(attributes.path_mtu);
+        Ok(Reply::NextHop { address: found.address, mac: found.mac, mtu })
     }
 }
 

@@ -295,8 +295,7 @@ impl Resolver {
         let netlink = match &self.source {
             Source::Kernel(netlink) => netlink,
             Source::Helper { helper, ask_again_at } => {
-                let source = source.unwrap_or(destination);
-                return next_hop_by_helper(helper, ask_again_at, destination, source, confirm);
+                return next_hop_by_helper(helper, ask_again_at, question, confirm);
             }
         };
         let mut netlink = lock(netlink);
@@ -438,16 +437,18 @@ impl From<CallError> for ResolveError {
 fn next_hop_by_helper(
     helper: &Helper,
     ask_again_at: &Mutex<Option<Instant>>,
-    destination: IpAddr,
-    source: IpAddr,
+    question: &Question,
     confirm: bool,
 ) -> Result<NextHop, ResolveError> {
+    let Question { destination, destination_port, source_port, .. } = *question;
+    let source = question.source.unwrap_or(destination);
     let mut ask_again_at = lock(ask_again_at);
     if ask_again_at.is_some_and(|at| Instant::now() < at) {
         return Err(CallError::TimedOut.into());
     }
-    match helper.call(Request::NextHop { destination, source, confirm }, NEXT_HOP_PATIENCE) {
-        Ok(Reply::NextHop { address, mac }) => Ok(NextHop { address, mac, mtu: None }),
+    let request = Request::NextHop { destination, source, destination_port, source_port, confirm };
+    match helper.call(request, NEXT_HOP_PATIENCE) {
+        Ok(Reply::NextHop { address, mac, mtu }) => Ok(NextHop { address, mac, mtu: Some(mtu) }),
         Ok(other) => Err(unexpected(&other).into()),
         Err(CallError::Refused(refusal)) if refusal.reason == Reason::Route => {
             let source = io::Error::from_raw_os_error(libc::EHOSTUNREACH);

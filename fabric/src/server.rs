@@ -406,7 +406,7 @@ impl Server {
             }
             Request::NextHop { destination, .. } => {
                 let mac = self.hosts.at(host, destination).map(hosts::mac);
-                Ok(Some(Reply::NextHop { address: destination, mac }))
+                Ok(Some(Reply::NextHop { address: destination, mac, mtu: MTU }))
             }
             _ => Ok(None),
         }

@@ -160,8 +160,8 @@ rule_blackhole() {
 }
 
 # A rule for the ports of the servers forbids for 3 s.
+# quick
 # seconds: 8
-# worse shared: xwarpd asks for the routes of addresses, without ports (docs/operation.md)
 rule_port() {
     rules add ipproto tcp dport 4790-4793 prohibit
     sleep 3

@@ -184,11 +184,9 @@ impl Runner {
                     .iter()
                     .any(|it| error.to_string().contains(it)) =>
             {
-                Ok(Row { operation, shared: self.helper.is_some(), outcomes: Vec::new() })
+                Ok(Row { operation, outcomes: Vec::new() })
             }
-            performed => performed.and_then(|()| {
-                Ok(Row { outcomes: Outcome::parse_all(&text)?, shared: self.helper.is_some(), operation })
-            }),
+            performed => performed.and_then(|()| Ok(Row { outcomes: Outcome::parse_all(&text)?, operation })),
         }
     }
 
