@@ -242,6 +242,8 @@ impl SharedInterface {
             let kept = relay.as_ref().map_or_else(|| switch.keep_attached(), Relay::keep_attached);
             if let Some(reason) = upkeep::attached(&name, kept, || watch.link_is_gone()) {
                 watch.end(reason, &mut notify);
+            } else if watch.queues_changed() {
+                upkeep::covered(&name, switch.cover_queues());
             }
         }
         Ok(())

@@ -20,6 +20,7 @@ use crate::netlink::Netlink;
 use crate::netlink::link::KernelLink;
 use crate::netlink::monitor::{Change, Event, Monitor};
 use crate::resolver::Facts;
+use crate::sys;
 
 /// `EtherType` of an 802.1Q tag, the inner or only one.
 const TPID_CUSTOMER: u16 = 0x8100;
@@ -100,6 +101,8 @@ pub(crate) struct Watch {
     leaving: BTreeMap<IpAddr, Instant>,
     /// [`DriverConfig::address_limit`](crate::DriverConfig::address_limit).
     address_limit: Duration,
+    /// The receive queues at the last check.
+    queues: Option<u32>,
     /// Expires at the earliest of these times.
     timer: OwnedFd,
     /// Readable when the monitor, the timer or a socket of a queue that was added is.
@@ -132,9 +135,11 @@ impl Watch {
             check_at: Instant::now() + CHECK_EVERY,
             leaving: BTreeMap::new(),
             address_limit,
+            queues: None,
             timer,
             either,
         };
+        watch.queues = watch.active_queues();
         watch.reload_addresses(&mut notify)?;
         watch.set_timer()?;
         Ok(watch)
@@ -236,6 +241,16 @@ impl Watch {
         }
         self.check_at = now + CHECK_EVERY;
         self.set_timer().is_ok()
+    }
+
+    fn active_queues(&self) -> Option<u32> {
+        sys::active_queues(self.any_socket(), &self.state.attributes.carrier).map(|counts| counts.receive)
+    }
+
+    /// Whether the interface has other receive queues than when this was asked before.
+    pub(crate) fn queues_changed(&mut self) -> bool {
+        let now = self.active_queues();
+        now != std::mem::replace(&mut self.queues, now)
     }
 
     /// Gives the interface up, for a reason that users read.

@@ -37,6 +37,18 @@ pub(crate) fn attached(
     }
 }
 
+/// Reports whether the program runs on queues that were added.
+pub(crate) fn covered(interface: &str, covered: io::Result<()>) {
+    match covered {
+        Ok(()) => {
+            tracing::info!(interface, "the number of queues has changed, and the XDP program runs on all");
+        }
+        Err(error) => {
+            tracing::warn!(interface, %error, "the XDP program may not run on queues that were added");
+        }
+    }
+}
+
 impl Interface {
     /// Checks what the kernel does not announce, if it is time for that.
     pub(crate) fn check(&mut self, notify: &mut impl FnMut(Event)) {
@@ -48,6 +60,9 @@ impl Interface {
         if let Some(reason) = attached(&name, lease.keep_attached(), || watch.link_is_gone()) {
             watch.end(reason, notify);
             return;
+        }
+        if watch.queues_changed() {
+            covered(&name, lease.program().cover_queues());
         }
         if let Err(error) = self.serve_added_queues() {
             // A queue is busy for some milliseconds after another socket of it was closed.

@@ -178,6 +178,24 @@ impl Anchor {
         }
     }
 
+    /// Has the driver give its program to all queues that the interface has now. The driver of veth gives it to none that is added
+    /// while the program is attached: their frames pass it by. The kernel does nothing when a link gets the program that it has, so
+    /// the link has another one for a moment, which drops all frames.
+    ///
+    /// # Errors
+    /// The kernel refuses the other program; then nothing has changed.
+    pub(crate) fn cover_queues(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let attachment = self.lock();
+        match &*attachment {
+            Some(Attachment { link, place: Place { hook: Hook::Xdp(AttachMode::Native), .. }, .. }) => {
+                let pause = drop_all()?;
+                update(link.as_fd(), pause.as_fd())?;
+                update(link.as_fd(), program).or_else(|_| update(link.as_fd(), program))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn detach(&self) {
         if let Some(Attachment { link, owner, .. }) = self.lock().take()
             && owner == std::process::id()
@@ -324,6 +342,37 @@ fn detach_link(id: u32) -> io::Result<()> {
     // SAFETY: takes and returns plain numbers.
     let link = owned(unsafe { libbpf_sys::bpf_link_get_fd_by_id(id) })?;
     detach(link.as_fd())
+}
+
+/// A program that drops all frames.
+#[expect(unsafe_code, reason = "libbpf-rs loads programs of object files only")]
+fn drop_all() -> io::Result<OwnedFd> {
+    const XDP_DROP: i32 = 1;
+    const MOVE_IMMEDIATE: u8 = 0xb7;
+    const EXIT: u8 = 0x95;
+    let result = libbpf_sys::bpf_insn { code: MOVE_IMMEDIATE, imm: XDP_DROP, ..Default::default() };
+    let code = [result, libbpf_sys::bpf_insn { code: EXIT, ..Default::default() }];
+    let load = |prog_flags| {
+        let mut options = libbpf_sys::bpf_prog_load_opts {
+            sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as _,
+            expected_attach_type: libbpf_sys::BPF_XDP,
+            prog_flags,
+            ..Default::default()
+        };
+        // SAFETY: name and licence end with a zero; the code and the options live for the whole call.
+        owned(unsafe {
+            libbpf_sys::bpf_prog_load(
+                libbpf_sys::BPF_PROG_TYPE_XDP,
+                c"xwarp_pause".as_ptr(),
+                c"Dual MIT/GPL".as_ptr(),
+                code.as_ptr(),
+                code.len() as _,
+                &raw mut options,
+            )
+        })
+    };
+    // Kernels before 5.18 know no frames of several buffers.
+    load(crate::HAS_FRAGS).or_else(|_| load(0))
 }
 
 /// Replaces the program of a link.

@@ -203,6 +203,14 @@ impl SteeringProgram {
         self.anchor.keep(self.program.as_fd())
     }
 
+    /// Has the driver run the program on queues that were added since it was attached.
+    ///
+    /// # Errors
+    /// The kernel refuses it; the program runs on the former queues.
+    pub fn cover_queues(&self) -> io::Result<()> {
+        self.anchor.cover_queues(self.program.as_fd())
+    }
+
     /// Detaches the program; frames go to the kernel again.
     pub fn detach(&mut self) {
         self.anchor.detach();

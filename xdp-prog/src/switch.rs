@@ -137,6 +137,14 @@ impl Switch {
         self.anchor.keep(self.uplink.as_fd())
     }
 
+    /// Has the driver run the program on queues that were added since it was attached.
+    ///
+    /// # Errors
+    /// The kernel refuses it; the program runs on the former queues.
+    pub fn cover_queues(&self) -> std::io::Result<()> {
+        self.anchor.cover_queues(self.uplink.as_fd())
+    }
+
     /// Lets the frames of clients leave through interface `ifindex`, without attaching a program to it: frames from the
     /// wire arrive through a [`Relay`](crate::Relay).
     pub fn send_through(&self, ifindex: u32) -> Result<(), ProgramError> {

@@ -184,9 +184,11 @@ impl Runner {
                     .iter()
                     .any(|it| error.to_string().contains(it)) =>
             {
-                Ok(Row { operation, outcomes: Vec::new() })
+                Ok(Row { operation, shared: self.helper.is_some(), outcomes: Vec::new() })
             }
-            performed => performed.and_then(|()| Ok(Row { outcomes: Outcome::parse_all(&text)?, operation })),
+            performed => performed.and_then(|()| {
+                Ok(Row { outcomes: Outcome::parse_all(&text)?, shared: self.helper.is_some(), operation })
+            }),
         }
     }
 

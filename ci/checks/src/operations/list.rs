@@ -44,6 +44,8 @@ pub struct Operation {
     pub quick: bool,
     /// `# worse: REASON`: why xwarp may do worse than kernel TCP.
     pub reason: Option<String>,
+    /// `# worse shared: REASON`: the same, only for interfaces that are shared.
+    pub reason_shared: Option<String>,
 }
 
 impl Operation {
@@ -71,6 +73,7 @@ impl Operation {
             servers: vec![IpAddr::from([10, 77, 0, 2]), IpAddr::from([0xfd77, 0, 0, 0, 0, 0, 0, 2])],
             quick: false,
             reason: None,
+            reason_shared: None,
         };
         let mut words = Vec::new();
         for line in comment {
@@ -84,6 +87,7 @@ impl Operation {
                 }
                 ("quick", "") => it.quick = true,
                 ("worse", reason) => it.reason = Some(reason.to_owned()),
+                ("worse shared", reason) => it.reason_shared = Some(reason.to_owned()),
                 _ => words.push(*line),
             }
         }

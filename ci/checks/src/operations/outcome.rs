@@ -139,6 +139,8 @@ impl fmt::Display for Outcome {
 pub struct Row {
     /// What was done.
     pub operation: Operation,
+    /// Whether `xwarpd` shared the interfaces.
+    pub shared: bool,
     /// For each of the server's addresses, one with each transport; none if the kernel lacks what the operation needs.
     pub outcomes: Vec<Outcome>,
 }
@@ -164,9 +166,15 @@ impl Row {
         !self.outcomes.is_empty()
     }
 
+    /// The reason that is given for it.
+    fn reason(&self) -> Option<&String> {
+        let shared = self.operation.reason_shared.as_ref().filter(|_| self.shared);
+        self.operation.reason.as_ref().or(shared)
+    }
+
     /// Whether something was worse, and no reason is given for it.
     pub fn is_worse_without_reason(&self) -> bool {
-        self.worse().is_some() && self.operation.reason.is_none()
+        self.worse().is_some() && self.reason().is_none()
     }
 }
 
@@ -197,7 +205,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         let mut cells = vec![row.operation.what.clone()];
         cells.extend(row.pairs().flat_map(|(kernel, ours)| [kernel.to_string(), ours.to_string()]));
         cells.resize(5, String::new());
-        cells.push(match (row.worse(), &row.operation.reason) {
+        cells.push(match (row.worse(), row.reason()) {
             (Some(worse), Some(reason)) => format!("{worse}: {reason}"),
             (Some(worse), None) => format!("**{worse}**"),
             (None, _) if !row.ran() => MISSING.to_owned(),
