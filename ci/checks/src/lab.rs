@@ -116,6 +116,13 @@ impl Lab {
         static SWEEP: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         SWEEP.call_once(sweep);
+        if let Some(suite) = options.distribution {
+            // In the namespaces there is no way to a mirror.
+            let output = Command::new(ci_script("distributions")).args(["make", suite]).output();
+            let output = output.context("cannot run ci/distributions")?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "ci/distributions make {suite}: {said}");
+        }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         let scratch = std::env::temp_dir().join(&name);
