@@ -24,34 +24,16 @@ address_server_prefix() {
 # The client's addresses are gone for 2 s.
 # quick
 # seconds: 8
-address_gone_client() {
-    a ip addr del 10.77.0.1/24 dev "$X"
-    a ip addr del fd77::1/64 dev "$X"
-    sleep 2
-    a ip addr add 10.77.0.1/24 dev "$X"
-    a ip addr add fd77::1/64 dev "$X" nodad
-}
+address_gone_client() { addresses_gone a 2; }
 
 # The server's addresses are gone for 2 s.
 # quick
 # seconds: 8
-address_gone_server() {
-    b ip addr del 10.77.0.2/24 dev "$X"
-    b ip addr del fd77::2/64 dev "$X"
-    sleep 2
-    b ip addr add 10.77.0.2/24 dev "$X"
-    b ip addr add fd77::2/64 dev "$X" nodad
-}
+address_gone_server() { addresses_gone b 2; }
 
 # The client's addresses are gone for 8 s.
 # seconds: 24
-address_gone_long() {
-    a ip addr del 10.77.0.1/24 dev "$X"
-    a ip addr del fd77::1/64 dev "$X"
-    sleep 8
-    a ip addr add 10.77.0.1/24 dev "$X"
-    a ip addr add fd77::1/64 dev "$X" nodad
-}
+address_gone_long() { addresses_gone a 8; }
 
 # All addresses are flushed and added again, as when a network manager starts anew.
 address_flushed() {

@@ -16,8 +16,7 @@ filter_router_drops() {
 # network: routed
 # seconds: 10
 filter_router_rejects() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c meta l4proto tcp reject
     sleep 3
     hop nft flush ruleset
@@ -26,8 +25,7 @@ filter_router_rejects() {
 # The router resets every connection once.
 # network: routed
 filter_router_resets() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c meta l4proto tcp reject with tcp reset
     sleep 1
     hop nft flush ruleset
@@ -38,8 +36,7 @@ filter_router_resets() {
 # seconds: 10
 # worse: after repaired losses of single segments the window of an application that sends little is two segments, the kernel's 0.7 of what it was
 filter_router_loses() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c numgen random mod 4 == 0 drop
     sleep 3
     hop nft flush ruleset
@@ -50,8 +47,7 @@ filter_router_loses() {
 # quick
 # seconds: 8
 filter_router_marks() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c ip ecn ect0 ip ecn set ce
     hop nft add rule inet f c ip6 ecn ect0 ip6 ecn set ce
     sleep 3
@@ -61,8 +57,7 @@ filter_router_marks() {
 # The router clears the ECN field of every packet.
 # network: routed
 filter_router_clears_ecn() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c ip ecn set not-ect
     hop nft add rule inet f c ip6 ecn set not-ect
 }
@@ -70,8 +65,7 @@ filter_router_clears_ecn() {
 # The router changes the DSCP of every packet.
 # network: routed
 filter_router_dscp() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c ip dscp set cs1
     hop nft add rule inet f c ip6 dscp set cs1
 }
@@ -79,8 +73,7 @@ filter_router_dscp() {
 # The router clamps the MSS of new connections to 600.
 # network: routed
 filter_router_clamps() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c tcp flags syn tcp option maxseg size set 600
 }
 
@@ -95,8 +88,7 @@ filter_router_masquerades() {
 # The router follows connections, and drops what it calls invalid.
 # network: routed
 filter_router_follows() {
-    hop nft add table inet f
-    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
+    filter_router
     hop nft add rule inet f c ct state invalid drop
 }
 

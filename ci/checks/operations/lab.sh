@@ -37,13 +37,32 @@ routed() {
     b ip route add fd78::/64 via fd77::fe
 }
 
-# route_of_kind SECONDS KIND: a's routes to b are of this kind for a time.
-route_of_kind() {
-    a ip route add "$2" 10.77.0.2/32
-    a ip route add "$2" fd77::2/128 metric 1
-    sleep "$1"
-    a ip route del "$2" 10.77.0.2/32
-    a ip route del "$2" fd77::2/128 metric 1
+# route_to_b a|hop SECONDS WORDS...: routes to b are of this kind for a time, with more words.
+route_to_b() {
+    local at=$1 seconds=$2 kind=$3
+    shift 3
+    "$at" ip route add "$kind" 10.77.0.2/32 "$@"
+    "$at" ip route add "$kind" fd77::2/128 "$@" metric 1
+    sleep "$seconds"
+    "$at" ip route del "$kind" 10.77.0.2/32 "$@"
+    "$at" ip route del "$kind" fd77::2/128 "$@" metric 1
+}
+
+# addresses_gone a|b SECONDS: the addresses of this host are gone for a time.
+addresses_gone() {
+    local host=1
+    [ "$1" = a ] || host=2
+    "$1" ip addr del 10.77.0.$host/24 dev "$X"
+    "$1" ip addr del fd77::$host/64 dev "$X"
+    sleep "$2"
+    "$1" ip addr add 10.77.0.$host/24 dev "$X"
+    "$1" ip addr add fd77::$host/64 dev "$X" nodad
+}
+
+# The router gets an empty chain for what it forwards: inet f c.
+filter_router() {
+    hop nft add table inet f
+    hop nft 'add chain inet f c { type filter hook forward priority 0; }'
 }
 
 # rules add|del WORDS...: a rule of a in both families.

@@ -4,25 +4,19 @@
 # The client's routes to the server are blackholes for 3 s.
 # quick
 # seconds: 8
-route_blackhole() { route_of_kind 3 blackhole; }
+route_blackhole() { route_to_b a 3 blackhole; }
 
 # The client's routes to the server are unreachable for 3 s.
 # seconds: 8
-route_unreachable() { route_of_kind 3 unreachable; }
+route_unreachable() { route_to_b a 3 unreachable; }
 
 # The client's routes to the server are prohibited for 3 s.
 # seconds: 8
-route_prohibit() { route_of_kind 3 prohibit; }
+route_prohibit() { route_to_b a 3 prohibit; }
 
 # The client's routes to the server throw it to the next table, which has none, for 3 s.
 # seconds: 8
-route_throw() {
-    a ip route add throw 10.77.0.2/32
-    a ip route add throw fd77::2/128 metric 1
-    sleep 3
-    a ip route del throw 10.77.0.2/32
-    a ip route del throw fd77::2/128 metric 1
-}
+route_throw() { route_to_b a 3 throw; }
 
 # The default routes are gone for 3 s.
 # network: routed
@@ -95,11 +89,7 @@ route_better_metric() {
     a ip link add nowhere type veth peer name nowhere0
     a ip link set nowhere0 up
     a ip link set nowhere up
-    a ip route add 10.77.0.2/32 dev nowhere
-    a ip route add fd77::2/128 dev nowhere metric 1
-    sleep 2
-    a ip route del 10.77.0.2/32 dev nowhere
-    a ip route del fd77::2/128 dev nowhere metric 1
+    route_to_b a 2 unicast dev nowhere
 }
 
 # The other interface that a better route leads to is removed.
@@ -276,25 +266,13 @@ path_mtu_black_hole() { hop ip link set "$HOP_B" mtu 1280; }
 # The router says "administratively prohibited" for 3 s.
 # network: routed
 # seconds: 8
-path_prohibited() {
-    hop ip route add prohibit 10.77.0.2/32
-    hop ip route add prohibit fd77::2/128 metric 1
-    sleep 3
-    hop ip route del prohibit 10.77.0.2/32
-    hop ip route del prohibit fd77::2/128 metric 1
-}
+path_prohibited() { route_to_b hop 3 prohibit; }
 
 # The router has no route for 3 s and says so.
 # network: routed
 # quick
 # seconds: 8
-path_unreachable() {
-    hop ip route add unreachable 10.77.0.2/32
-    hop ip route add unreachable fd77::2/128 metric 1
-    sleep 3
-    hop ip route del unreachable 10.77.0.2/32
-    hop ip route del unreachable fd77::2/128 metric 1
-}
+path_unreachable() { route_to_b hop 3 unreachable; }
 
 # The router drops everything for 3 s, in silence.
 # network: routed
