@@ -38,7 +38,7 @@ impl Default for Paths {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// It is delivered at once.
-    Straight,
+    Faultless,
     /// It is on its way, or lost: it was copied.
     Faulty,
     /// It is lost.
@@ -47,7 +47,7 @@ pub(crate) enum Way {
 
 impl Paths {
     /// Whether no direction has faults, so that no frame need be looked up.
-    pub(crate) fn are_straight(&self) -> bool {
+    pub(crate) fn have_no_faults(&self) -> bool {
         self.paths.is_empty()
     }
 
@@ -95,13 +95,13 @@ impl Paths {
     /// What becomes of a frame from one host to another, of which `copy` makes a copy where one is needed.
     pub(crate) fn send(&mut self, from: u16, to: u16, copy: impl FnOnce() -> Vec<u8>) -> Way {
         let now = self.now();
-        let Some(path) = self.paths.get_mut(&(from, to)) else { return Way::Straight };
+        let Some(path) = self.paths.get_mut(&(from, to)) else { return Way::Faultless };
         if path.is_cut {
             return Way::Cut;
         }
         // Frames that are still on their way are not overtaken.
         if path.faults == Faults::default() && path.direction.next_due().is_none() {
-            return Way::Straight;
+            return Way::Faultless;
         }
         if path.direction.in_flight() >= MAX_FRAMES {
             return Way::Cut;
@@ -144,15 +144,15 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_straight_cut_healed_and_slow() {
+    fn ways_are_faultless_cut_healed_and_slow() {
         let mut paths = Paths::default();
-        assert!(paths.are_straight());
-        assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Straight);
+        assert!(paths.have_no_faults());
+        assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Faultless);
         paths.change(1, 2, "cut").unwrap();
         assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Cut);
-        assert_eq!(paths.send(2, 1, || panic!("a copy")), Way::Straight, "one direction");
+        assert_eq!(paths.send(2, 1, || panic!("a copy")), Way::Faultless, "one direction");
         paths.change(1, 2, "heal").unwrap();
-        assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Straight);
+        assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Faultless);
         paths.change(1, 2, "delay 20ms").unwrap();
         assert_eq!(paths.send(1, 2, frame), Way::Faulty);
         assert_eq!(paths.next(), None, "it takes 20 ms");
@@ -166,7 +166,7 @@ mod tests {
             let Some((from, to, bytes)) = paths.next() else { continue };
             assert_eq!((from, to, bytes), (1, 2, frame()));
         }
-        assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Straight);
+        assert_eq!(paths.send(1, 2, || panic!("a copy")), Way::Faultless);
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         let mut paths = Paths::default();
         for words in ["loss", "loss 200%", "los 1%", "seed x", "cut loss 7"] {
             assert!(paths.change(1, 2, words).is_err(), "{words}");
-            assert!(paths.are_straight(), "{words}");
+            assert!(paths.have_no_faults(), "{words}");
         }
     }
 
