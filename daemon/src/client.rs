@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use xwarp_control::{Event, Reply, Sizes, Tagged};
 use xwarp_driver::PortReservation;
-use xwarp_driver::helper::send_message;
 use xwarp_driver::shared::memory_bytes;
+use xwarp_leg::message::send_message;
 
 use crate::identity;
 use crate::names::Name;

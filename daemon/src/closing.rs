@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::net::{Shutdown, shutdown, sockopt};
-use xwarp_driver::helper::{has_message, receive_message};
+use xwarp_leg::message::{has_message, receive_message};
 
 /// Largest number of threads, in total and of one user.
 const MAX_THREADS: usize = 512;

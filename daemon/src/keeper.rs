@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process};
-use xwarp_driver::helper::{has_message, receive_message};
+use xwarp_leg::message::{has_message, receive_message};
 
 use crate::former::KEEPER;
 use crate::privileges;

@@ -13,7 +13,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
 use xwarp_control::{Event, Reason, Refusal, Reply, Request, Tagged};
-use xwarp_driver::helper::receive_message;
+use xwarp_leg::message::receive_message;
 
 use crate::client::{Client, Device};
 use crate::closing::Closing;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use xwarp_driver::helper::send_message;
+use xwarp_leg::message::send_message;
 
 use crate::names::Name;
 
@@ -186,7 +186,7 @@ mod tests {
     use std::os::fd::AsRawFd as _;
 
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use xwarp_driver::helper::receive_message;
+    use xwarp_leg::message::receive_message;
 
     use super::*;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use xwarp_control::{Event, Reply, Sizes};
 use xwarp_driver::PortReservation;
-use xwarp_driver::helper::send_message;
+use xwarp_leg::message::send_message;
 use xwarp_prog::{PairLinks, Switch};
 
 use crate::client::{Client, Device};

@@ -18,11 +18,12 @@ use xwarp_control::{
     Choice, DEFAULT_SOCKET, Description, Device, Event as HelpersEvent, Reason, Refusal, Reply, Request,
     SOCKET_VARIABLE,
 };
+use xwarp_leg::message::receive_message;
 
 use crate::config::{Attributes, DriverConfig, ModePreference, Origin};
 use crate::deadline::Deadline;
 use crate::error::OpenError;
-use crate::helper::{CallError, Helper, PATIENCE, receive_message, unexpected};
+use crate::helper::{CallError, Helper, PATIENCE, unexpected};
 use crate::netlink::monitor::Event;
 use crate::state::State;
 use crate::sys::{Rings, Sizes};

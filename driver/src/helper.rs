@@ -4,9 +4,7 @@
 //! on a socket of their own, which the interface reads.
 
 use std::collections::BTreeMap;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,12 +13,9 @@ use std::{fmt, io, thread};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
-    socket_with, sockopt,
-};
-use xwarp_control::{MOST_BYTES, Reason, Refusal, Reply, Request, Tagged, VERSION};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use xwarp_control::{Reason, Refusal, Reply, Request, Tagged, VERSION};
+use xwarp_leg::message::{receive_message, send_message};
 
 use crate::sys::NotInherited;
 
@@ -29,12 +24,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause before a helper whose queue of connections is full is tried again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
-
-/// Largest number of descriptors in a message that is sent.
-const MOST_DESCRIPTORS: usize = 2;
-/// Largest number of descriptors in any message (`SCM_MAX_FD`). All are received: the kernel would close the others,
-/// which may take arbitrarily long.
-const MOST_RECEIVED: usize = 253;
 
 /// Why a call has no answer.
 #[derive(Debug)]
@@ -301,87 +290,4 @@ fn refusal_of_all(reply: Tagged<Reply>) -> Option<CallError> {
 /// The error for an answer of another kind than the request's.
 pub(crate) fn unexpected(reply: &Reply) -> CallError {
     CallError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an unexpected answer: {reply:?}")))
-}
-
-/// Sends one message with descriptors, at most two, without waiting.
-///
-/// # Errors
-/// `EAGAIN` when the receiver does not read.
-pub fn send_message(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(Errno::INVAL);
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
-}
-
-/// Whether a message waits in a socket, also an empty one, which [`receive_message`] does not tell from the end of the connection. False
-/// for other files. From now on, messages of this socket come with credentials.
-pub fn has_message(socket: BorrowedFd<'_>) -> bool {
-    if sockopt::set_socket_passcred(socket, true).is_err() {
-        return false;
-    }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-    let found = recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut control, flags);
-    // Descriptors find no room.
-    found.is_ok_and(|found| {
-        found.bytes > 0 || found.flags.contains(ReturnFlags::CTRUNC) || control.drain().next().is_some()
-    })
-}
-
-/// Receives one message with its descriptors, without waiting. An empty message means that the sender has closed
-/// its end; a message that is too long is cut to one byte more than [`MOST_BYTES`], which no decoder accepts.
-///
-/// # Errors
-/// `EAGAIN` when there is none.
-pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    let mut bytes = vec![0; MOST_BYTES + 1];
-    // Credentials come with the messages of a socket that was asked whether it has some.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED), ScmCredentials(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-    bytes.truncate(received.bytes);
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    Ok((bytes, descriptors))
-}
-
-#[cfg(test)]
-mod tests {
-    use rustix::net::{Shutdown, shutdown, socketpair};
-
-    use super::*;
-
-    #[test]
-    fn attack_an_empty_message_is_not_the_end_of_a_connection() {
-        let flags = SocketFlags::CLOEXEC;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        assert!(!has_message(ours.as_fd()));
-        let descriptor = std::fs::File::open("/dev/null").unwrap();
-        send_message(theirs.as_fd(), b"", &[]).unwrap();
-        send_message(theirs.as_fd(), b"", &[descriptor.as_fd()]).unwrap();
-        send_message(theirs.as_fd(), b"text", &[]).unwrap();
-        shutdown(&ours, Shutdown::Both).unwrap();
-        drop(theirs);
-        let mut received = Vec::new();
-        while has_message(ours.as_fd()) {
-            let (bytes, descriptors) = receive_message(ours.as_fd()).unwrap();
-            received.push((bytes.len(), descriptors.len()));
-        }
-        assert_eq!(received, [(0, 0), (0, 1), (4, 0)]);
-        assert!(!has_message(descriptor.as_fd()));
-    }
 }

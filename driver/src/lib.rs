@@ -33,7 +33,7 @@ pub mod config;
 mod deadline;
 pub mod error;
 mod grant;
-pub mod helper;
+mod helper;
 mod inbox;
 pub mod inspect;
 mod interface;

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use xwarp_control::{Event, Reply, Tagged};
-use xwarp_leg::fabric::send_message;
 use xwarp_leg::memif::Master;
+use xwarp_leg::message::send_message;
 
 /// A connection.
 #[derive(Debug)]

@@ -261,9 +261,9 @@ impl Legs {
             self.counters.no_host += 1;
             return;
         };
-        if !self.paths.are_straight() {
+        if !self.paths.have_no_faults() {
             match self.paths.send(host, there, || frame.to_vec()) {
-                Way::Straight => {}
+                Way::Faultless => {}
                 Way::Cut => {
                     self.counters.cut += 1;
                     return;

@@ -16,8 +16,8 @@ use xwarp_control::{
     Choice, Description, Device as Opened, Hook, Neighbour, Quota, Reason, Refusal, Reply, Request, Tagged,
     VERSION,
 };
-use xwarp_leg::fabric::receive_message;
 use xwarp_leg::memif::Step;
+use xwarp_leg::message::receive_message;
 use xwarp_leg::place::Place;
 use xwarp_leg::{MTU, far, hosts};
 

@@ -21,7 +21,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, socketpair};
 use xwarp_control::{Choice, Reply, Request, Sizes, Tagged, VERSION};
 use xwarp_fabric::{Attempt, Options, Place, Server};
-use xwarp_leg::fabric::{Fabric, receive_message, send_message};
+use xwarp_leg::fabric::Fabric;
+use xwarp_leg::message::{receive_message, send_message};
 use xwarp_verbs::{Device, DeviceOptions};
 
 /// How long the hostile clients attack; minutes were run by hand.

@@ -1,7 +1,6 @@
 //! [`Fabric`]: a process's connection to the fabric of its user, a switch in user space. Any thread may call.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -11,18 +10,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recvmsg, send, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use rustix::process::geteuid;
 use xwarp_control::{
-    Choice, Device, Event, Host, MOST_BYTES, Neighbour, Reason, Refusal, Reply, Request, Sizes, Tagged,
-    VERSION,
+    Choice, Device, Event, Host, Neighbour, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
 };
 
 use crate::hosts::is_name;
 use crate::memif::Handshake;
+use crate::message::{receive_message, send_message};
 use crate::near::{Bells, Leg, LegSizes};
 use crate::place::Place;
 use crate::sys::NotInherited;
@@ -31,8 +27,6 @@ use crate::sys::NotInherited;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before a fabric that is ending, or whose queue of connections is full, is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Largest number of descriptors in a message (`SCM_MAX_FD`). All are received: the kernel would close the others.
-const MOST_RECEIVED: usize = 253;
 /// Largest number of events that are read at a time.
 const MOST_EVENTS: usize = 64;
 
@@ -127,7 +121,7 @@ impl Events {
     /// The device has ended; the text says why, for people.
     pub fn read(&self, mut notify: impl FnMut(Event)) -> Result<(), String> {
         for _ in 0..MOST_EVENTS {
-            match receive(self.socket.as_fd()) {
+            match receive_message(self.socket.as_fd()) {
                 Ok((bytes, _)) if bytes.is_empty() => return Err("the fabric has ended".into()),
                 Ok((bytes, _)) => match Event::decode(&bytes) {
                     Ok(Event::Revoked { text }) => return Err(text),
@@ -298,7 +292,7 @@ impl Fabric {
         let id = *last;
         self.send(&Tagged { id, body }, end)?;
         loop {
-            match receive(self.socket.as_fd()) {
+            match receive_message(self.socket.as_fd()) {
                 Ok((bytes, _)) if bytes.is_empty() => return Err(Errno::CONNRESET.into()),
                 Ok((bytes, descriptors)) => {
                     let reply = Tagged::<Reply>::decode(&bytes);
@@ -322,8 +316,8 @@ impl Fabric {
     fn send(&self, message: &Tagged<Request>, end: Instant) -> Result<(), FabricError> {
         let bytes = message.encode();
         loop {
-            match send(&self.socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => return Ok(()),
+            match send_message(self.socket.as_fd(), &bytes, &[]) {
+                Ok(()) => return Ok(()),
                 Err(Errno::AGAIN) => self.ready(PollFlags::OUT, end)?,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -352,49 +346,4 @@ fn check_name(name: &str) -> Result<(), FabricError> {
 
 fn unexpected(reply: &Reply) -> FabricError {
     FabricError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an unexpected answer: {reply:?}")))
-}
-
-/// Receives one message with its descriptors, without waiting. It is empty when the sender has hung up.
-fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    let mut bytes = vec![0; MOST_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-    bytes.truncate(received.bytes);
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    Ok((bytes, descriptors))
-}
-
-/// Sends one message with descriptors, at most two, without waiting.
-///
-/// # Errors
-/// `EAGAIN` when the receiver does not read.
-pub fn send_message(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> Result<(), Errno> {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(Errno::INVAL);
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
-}
-
-/// Receives one message with its descriptors, without waiting. It is empty when the sender has hung up; one that is too long is cut
-/// to a byte more than any decoder accepts.
-///
-/// # Errors
-/// `EAGAIN` when there is none.
-pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    receive(socket)
 }

@@ -9,6 +9,7 @@
 //! | [`near`](Leg) | the end that owns the memory |
 //! | [`far`] | the end of a switch |
 //! | [`memif`] | the handshake |
+//! | [`message`] | messages with descriptors (also those of `xwarpd` and its clients) |
 //! | [`fabric`] | a process's connection to the fabric of its user, which gives it a leg, ports and names |
 //! | [`hosts`] | the addresses of the fabric's hosts |
 //! | [`place`] | where the fabric of a user is, and how it is started |
@@ -24,6 +25,7 @@ pub mod far;
 pub mod frames;
 pub mod hosts;
 pub mod memif;
+pub mod message;
 mod near;
 pub mod place;
 mod sys;

@@ -14,7 +14,7 @@ use std::{
 use anyhow::Result;
 use rustix::{io::Errno, net::sockopt};
 use xwarp_control::{Request, Tagged};
-use xwarp_driver::helper::send_message;
+use xwarp_leg::message::send_message;
 
 use crate::{granted::opened, raw::Raw};
 

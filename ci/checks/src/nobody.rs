@@ -17,7 +17,8 @@ use rustix::{
     io::Errno,
 };
 use xwarp_control::{Choice, Reason, Reply, Request, Sizes, Tagged, VERSION};
-use xwarp_driver::{DriverConfig, Event, Interface, Origin, OriginPreference, helper::send_message};
+use xwarp_driver::{DriverConfig, Event, Interface, Origin, OriginPreference};
+use xwarp_leg::message::send_message;
 use xwarp_tcp::link::{Link as _, QueueId};
 
 use crate::{

@@ -13,7 +13,7 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
 use xwarp_control::{Reason, Reply, Request, SOCKET_VARIABLE, Tagged, VERSION};
-use xwarp_driver::helper::{receive_message, send_message};
+use xwarp_leg::message::{receive_message, send_message};
 
 /// A connection to the helper that sends arbitrary messages.
 pub(crate) struct Raw(OwnedFd);
