@@ -13,6 +13,8 @@ use std::{
 mod circles;
 #[path = "house/citations.rs"]
 mod citations;
+#[path = "house/dependencies.rs"]
+mod dependency_rules;
 #[path = "house/documents.rs"]
 mod documents;
 #[path = "house/scripts.rs"]
