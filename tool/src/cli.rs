@@ -41,14 +41,17 @@ pub enum Command {
 
 /// Explains a capture: connections, MPA negotiation, messages, retransmissions, Terminates.
 ///
-/// Reads pcap and pcapng files, of 'xwarp-perf --pcap', tcpdump or Wireshark: Ethernet with or without VLAN tags, IPv4
-/// and IPv6, any number of connections. If the start of a connection or later packets were not captured, FPDUs are
-/// found at the start of a segment.
+/// Reads pcap and pcapng files, also compressed by gzip, of 'xwarp-perf --pcap', tcpdump or Wireshark: Ethernet with or without
+/// VLAN tags, IPv4 and IPv6, up to 4096 connections. If the start of a connection or later packets were not captured, FPDUs are
+/// found at the start of a segment. Frames of a file are sorted by time within 4096 frames; those of a pipe are explained as they
+/// come. What is not explained is counted in the last lines: other protocols, link types, blocks without packets, frames that
+/// were captured only in part. Needs no privileges.
 ///
 /// Times are seconds since the first frame. The number in brackets is the connection's. Repeated events, such as
 /// messages of one kind and size, are counted instead of shown; '--all' shows them.
 ///
-/// Exit code: 0, or 1 when the file cannot be read to its end; the part before the error is explained.
+/// Exit code: 0, or 1 when the file cannot be read to its end or has more connections than are followed; the part before the error
+/// is explained.
 #[derive(Debug, Args)]
 pub struct ExplainArguments {
     /// The capture; '-' is the standard input ('tcpdump -w - | xwarp explain -').
@@ -74,7 +77,7 @@ impl ExplainArguments {
     /// The output format.
     pub fn options(&self) -> Options {
         let Self { connection, summary, all, frames, json, .. } = *self;
-        Options { json, frames, summary, all, connection }
+        Options { json, frames, summary, all, connection, live: false }
     }
 }
 

@@ -5,8 +5,8 @@ mod cli;
 
 use std::{
     fs::File,
-    io::{self, BufReader, BufWriter, IsTerminal as _, Read, Write},
-    os::unix::process::ExitStatusExt as _,
+    io::{self, BufReader, BufWriter, IsTerminal as _, Write},
+    os::{fd::AsFd as _, unix::process::ExitStatusExt as _},
     path::Path,
     process::ExitCode,
     sync::{
@@ -22,7 +22,7 @@ use clap::{CommandFactory as _, Parser as _};
 use xwarp_driver::{inspect::Description, one_line};
 use xwarp_tool::{
     doctor,
-    explain::explain,
+    explain::{Options, explain},
     fabric, helper, lab,
     observed::{self, Choice},
     program::{NotStarted, say},
@@ -72,16 +72,23 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn run_explain(arguments: &ExplainArguments) -> Result<ExitCode> {
     let path = &arguments.file;
-    let input: Box<dyn Read> = if path.as_os_str() == "-" {
-        Box::new(io::stdin().lock())
+    let standard_input = path.as_os_str() == "-";
+    let file = if standard_input {
+        io::stdin().as_fd().try_clone_to_owned().map(File::from)
     } else {
-        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        Box::new(BufReader::with_capacity(1 << 16, file))
+        File::open(path)
     };
-    let mut out = BufWriter::new(io::stdout().lock());
-    let result = explain(input, arguments.options(), &mut out)?;
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    let live = !file.metadata().is_ok_and(|file| file.is_file());
+    let options = Options { live, ..arguments.options() };
+    let input = BufReader::with_capacity(1 << 16, file);
+    let stdout = io::stdout().lock();
+    // The events of a pipe are seen when they occur: standard output is flushed after each line.
+    let mut out: Box<dyn Write> = if live { Box::new(stdout) } else { Box::new(BufWriter::new(stdout)) };
+    let result = explain(input, options, &mut out)?;
     out.flush()?;
-    result.with_context(|| path.display().to_string())?;
+    let name = if standard_input { "standard input".into() } else { path.display().to_string() };
+    result.with_context(|| name)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,14 +12,13 @@ const MOST_TAGS: usize = 2;
 
 /// Describes a packet in several lines.
 pub fn describe(packet: &Packet<'_>) -> String {
+    let bytes = packet.bytes;
     match packet.link {
-        LinkType::Ethernet => ethernet(packet.bytes),
-        LinkType::Ip => ip(packet.bytes),
-        LinkType::Cooked => ip(packet.bytes.get(16..).unwrap_or_default()),
-        LinkType::CookedTwo => ip(packet.bytes.get(20..).unwrap_or_default()),
-        LinkType::Other(number) => {
-            format!("link type {number}, {} bytes (not supported)", packet.bytes.len())
+        LinkType::Ethernet => ethernet(bytes),
+        LinkType::Other(_) => {
+            format!("{}, {} bytes", packet.link.unexplained().unwrap_or_default(), bytes.len())
         }
+        other => ip(bytes.get(other.bytes_before_ip()..).unwrap_or_default()),
     }
 }
 

@@ -4,6 +4,9 @@
 //! | module | owns |
 //! |---|---|
 //! | `file` | packets of pcap and pcapng files |
+//! | `link_type` | forms of packets' first bytes |
+//! | `sorted` | packets in the order of their times |
+//! | `tally` | counts by names that a file chooses |
 //! | `packet` | the TCP segment in a packet |
 //! | `stream` | segments in order, retransmissions, gaps |
 //! | `connection` | a TCP connection, its summary |
@@ -16,10 +19,13 @@ mod connection;
 mod event;
 mod file;
 mod frames;
+mod link_type;
 mod messages;
 mod mpa;
 mod packet;
+mod sorted;
 mod stream;
+mod tally;
 
 use std::{
     collections::BTreeMap,
@@ -36,6 +42,8 @@ use self::{
     file::{CaptureFile, Packet},
     mpa::Events,
     packet::{Content, Segment},
+    sorted::SortedPackets,
+    tally::Tally,
 };
 
 pub use file::FileError;
@@ -60,24 +68,31 @@ pub struct Options {
     pub all: bool,
     /// Only this connection.
     pub connection: Option<usize>,
+    /// The input is a pipe that is still being written: packets are explained as they come, without sorting them.
+    pub live: bool,
 }
 
 /// Explains the capture in `input`. An error of the file is returned after the summaries of the packets before it.
 pub fn explain(input: impl Read, options: Options, out: &mut dyn Write) -> io::Result<Result<(), FileError>> {
-    let mut file = match CaptureFile::open(input) {
+    let file = match CaptureFile::open(input) {
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
     };
+    let mut packets = SortedPackets::new(file, options.live);
     let mut explainer = Explainer::new(options, out);
     let result = loop {
-        match file.next_packet() {
-            Ok(Some(packet)) => explainer.read(&packet)?,
+        match packets.next_packet() {
+            Ok(Some(packet)) => explainer.read(&packet.packet())?,
             Ok(None) => break Ok(()),
             Err(error) => break Err(error),
         }
     };
-    explainer.finish()?;
-    Ok(result)
+    let not_followed = explainer.not_followed;
+    explainer.finish(packets.file().skipped(), packets.misplaced())?;
+    Ok(match not_followed {
+        0 => result,
+        frames => result.and(Err(FileError::NotFollowed(frames, MOST_CONNECTIONS))),
+    })
 }
 
 struct Explainer<'w> {
@@ -85,11 +100,14 @@ struct Explainer<'w> {
     out: &'w mut dyn Write,
     begin: Option<Duration>,
     frame: u64,
+    frames: u64,
+    /// Frames of which the capture has only the first bytes.
+    cut_frames: u64,
     connections: Vec<Connection>,
     /// The last connection between two ends, the lower one first.
     by_ends: BTreeMap<[SocketAddr; 2], usize>,
     /// Packets that are not TCP, by kind.
-    other: BTreeMap<&'static str, u64>,
+    other: Tally,
     not_followed: u64,
     held: usize,
     repeated: BTreeMap<(usize, usize), Repeated>,
@@ -129,7 +147,10 @@ struct TotalLine<'a> {
     frames: u64,
     connections: usize,
     frames_not_followed: u64,
-    other_frames: &'a BTreeMap<&'static str, u64>,
+    other_frames: &'a Tally,
+    cut_frames: u64,
+    misplaced_frames: u64,
+    skipped_blocks: &'a Tally,
 }
 
 impl<'w> Explainer<'w> {
@@ -139,9 +160,11 @@ impl<'w> Explainer<'w> {
             out,
             begin: None,
             frame: 0,
+            frames: 0,
+            cut_frames: 0,
             connections: Vec::new(),
             by_ends: BTreeMap::new(),
-            other: BTreeMap::new(),
+            other: Tally::default(),
             not_followed: 0,
             held: 0,
             repeated: BTreeMap::new(),
@@ -149,7 +172,9 @@ impl<'w> Explainer<'w> {
     }
 
     fn read(&mut self, packet: &Packet<'_>) -> io::Result<()> {
-        self.frame += 1;
+        self.frame = packet.number;
+        self.frames += 1;
+        self.cut_frames += u64::from(packet.bytes.len() < packet.wire_len);
         self.begin = self.begin.or(packet.time);
         if self.options.frames {
             self.print_frame(packet)?;
@@ -157,7 +182,7 @@ impl<'w> Explainer<'w> {
         match packet::content(packet) {
             Content::Tcp(segment) => self.read_segment(&segment, packet.time),
             Content::Other(kind) => {
-                *self.other.entry(kind).or_default() += 1;
+                self.other.add(kind.into_owned());
                 Ok(())
             }
         }
@@ -265,7 +290,8 @@ impl<'w> Explainer<'w> {
         Ok(())
     }
 
-    fn finish(mut self) -> io::Result<()> {
+    /// Prints the summaries and totals. The file had these skipped blocks, and packets so early that sorting missed them.
+    fn finish(mut self, skipped_blocks: &Tally, misplaced_frames: u64) -> io::Result<()> {
         let last: Vec<_> = self.repeated.keys().copied().collect();
         for (index, from) in last {
             self.print_repeated(index, from)?;
@@ -282,26 +308,50 @@ impl<'w> Explainer<'w> {
         }
         if self.options.json {
             let total = TotalLine {
-                frames: self.frame,
+                frames: self.frames,
                 connections: self.connections.len(),
                 frames_not_followed: self.not_followed,
                 other_frames: &self.other,
+                cut_frames: self.cut_frames,
+                misplaced_frames,
+                skipped_blocks,
             };
             return json(self.out, &total);
         }
+        self.write_total(skipped_blocks, misplaced_frames)
+    }
+
+    fn write_total(&mut self, skipped_blocks: &Tally, misplaced_frames: u64) -> io::Result<()> {
         let connections = count(self.connections.len() as u64, "TCP connection");
-        write!(self.out, "\n{}, {connections}", count(self.frame, "frame"))?;
-        for (kind, number) in &self.other {
+        write!(self.out, "\n{}, {connections}", count(self.frames, "frame"))?;
+        for (kind, number) in self.other.iter() {
             write!(self.out, "; {number} {kind}")?;
         }
-        if self.not_followed > 0 {
-            write!(
+        writeln!(self.out)?;
+        if self.cut_frames > 0 {
+            writeln!(
                 self.out,
-                "; {} belong to further connections (only {MOST_CONNECTIONS} are followed)",
-                count(self.not_followed, "frame")
+                "{} captured only in part (a snap length, as of 'tcpdump -s'): payload is missing",
+                count(self.cut_frames, "frame")
             )?;
         }
-        writeln!(self.out)
+        if misplaced_frames > 0 {
+            let hint = if self.options.live {
+                "a pipe is not sorted: write a file, and explain it"
+            } else {
+                "sort the file with 'reordercap FILE SORTED'"
+            };
+            writeln!(
+                self.out,
+                "{} not in the order of time, so retransmissions may be named wrongly: {hint}",
+                count(misplaced_frames, "frame")
+            )?;
+        }
+        if !skipped_blocks.is_empty() {
+            let blocks: Vec<_> = skipped_blocks.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+            writeln!(self.out, "blocks of the file that have no packets: {}", blocks.join(", "))?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,9 @@
 //! Finds the TCP segment in a captured packet, even if the packet was captured in part.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+};
 
 use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, TransportSlice};
 use xwarp_tcp::wire::Options;
@@ -42,13 +45,16 @@ pub enum Content<'a> {
     /// TCP.
     Tcp(Box<Segment<'a>>),
     /// Anything else, by name.
-    Other(&'static str),
+    Other(Cow<'static, str>),
 }
 
 /// Finds the content of a packet.
 pub fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
-    let Some(sliced) = slice(packet) else { return Content::Other("not readable") };
-    let Some(net) = &sliced.net else { return Content::Other("not IP") };
+    if let Some(name) = packet.link.unexplained() {
+        return Content::Other(name.into());
+    }
+    let Some(sliced) = slice(packet) else { return Content::Other("not readable".into()) };
+    let Some(net) = &sliced.net else { return Content::Other("not IP".into()) };
     let (from, to, announced, congestion) = match net {
         LaxNetSlice::Ipv4(ip) => {
             let header = ip.header();
@@ -70,16 +76,16 @@ pub fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
                 header.ecn().value() == 3,
             )
         }
-        LaxNetSlice::Arp(_) => return Content::Other("ARP"),
+        LaxNetSlice::Arp(_) => return Content::Other("ARP".into()),
     };
     if net.ip_payload_ref().is_some_and(|payload| payload.fragmented) {
-        return Content::Other("IP fragment");
+        return Content::Other("IP fragment".into());
     }
     let tcp = match &sliced.transport {
         Some(TransportSlice::Tcp(tcp)) => tcp,
-        Some(TransportSlice::Udp(_)) => return Content::Other("UDP"),
-        Some(TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_)) => return Content::Other("ICMP"),
-        Some(TransportSlice::Igmp(_)) | None => return Content::Other("other IP"),
+        Some(TransportSlice::Udp(_)) => return Content::Other("UDP".into()),
+        Some(TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_)) => return Content::Other("ICMP".into()),
+        Some(TransportSlice::Igmp(_)) | None => return Content::Other("other IP".into()),
     };
     let captured = tcp.payload();
     // A frame that the kernel will cut into segments later may exceed the length field, which is then 0.
@@ -109,6 +115,7 @@ fn slice<'a>(packet: &Packet<'a>) -> Option<LaxSlicedPacket<'a>> {
     match packet.link {
         LinkType::Ethernet => LaxSlicedPacket::from_ethernet(bytes).ok(),
         LinkType::Ip => LaxSlicedPacket::from_ip(bytes).ok(),
+        LinkType::Loopback => LaxSlicedPacket::from_ip(bytes.get(packet.link.bytes_before_ip()..)?).ok(),
         LinkType::Cooked => cooked(14, 16),
         LinkType::CookedTwo => cooked(0, 20),
         LinkType::Other(_) => None,

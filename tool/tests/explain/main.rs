@@ -2,6 +2,7 @@
 //! every way that captures are damaged.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod files;
 mod own;
 
 use std::{fs, path::Path};
@@ -181,6 +182,10 @@ fn retransmissions_and_reordering_are_reported() {
     let first = pcap.long_record(60, 1400);
     let next = pcap.long_record(first + 1, 1400);
     pcap.records.swap(first, next);
+    // The frames keep their times: the second one arrived first.
+    let times = [first, next].map(|at| pcap.records[at][..8].to_vec());
+    pcap.records[first][..8].copy_from_slice(&times[1]);
+    pcap.records[next][..8].copy_from_slice(&times[0]);
     let lines = crate::lines(&pcap.bytes());
     assert_ne!(summaries(&lines)[1]["ends"][0]["out_of_order"], 0);
     assert_eq!(events(&lines, "message").len(), events(&whole, "message").len());
