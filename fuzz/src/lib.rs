@@ -11,6 +11,7 @@
 //! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate, segments of RDMA/TCP | round trips, every truncation |
 //! | [`deframe`](deframe::target) | the receiving MPA session: any stream, segmented and reordered | delivers what an in-order reader finds; places each ULPDU once |
 //! | [`control`](control::target) | a message between a process and `xwarpd` | one encoding, every truncation |
+//! | [`leg`](leg::target) | the other end of a leg in shared memory | chunks, frames as they were checked, writes only where the owner allows |
 //! | [`explain`](explain::target) | a capture file, or frames from which one is built | `xwarp explain` neither panics nor needs more than bounded memory |
 //! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |
 //! | [`segments`](engine::segments_target) | as `engine`, with RDMA/TCP | as `engine` |
@@ -25,6 +26,7 @@ pub mod engine;
 pub mod explain;
 pub mod headers;
 pub mod input;
+pub mod leg;
 pub mod link;
 pub mod pair;
 pub mod sdp;
@@ -37,12 +39,13 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("wire", wire::target),
     ("startup", startup::target),
     ("headers", headers::target),
     ("deframe", deframe::target),
     ("control", control::target),
+    ("leg", leg::target),
     ("explain", explain::target),
     ("engine", engine::target),
     ("segments", engine::segments_target),

@@ -55,6 +55,35 @@ pub fn of_capture(path: &Path) -> io::Result<Seeds> {
     Ok(seeds)
 }
 
+/// Frames both ways through a leg, by an honest switch and by an honest owner of the memory; a frame that is too long.
+pub fn of_legs() -> Vec<Vec<u8>> {
+    let switch = [
+        // The handshake as it is.
+        &[0; 7][..],
+        // A frame of 5000 bytes is allocated, submitted, given back, and freed.
+        &[9, 0x13, 0x88, 10, 0, 0x13, 0x88, 4, 7, 31, 11, 0],
+        // A frame of 1500 bytes comes, and is freed.
+        &[5, 0x05, 0xdc, 7, 31, 8, 0],
+    ];
+    let owner = [
+        &[1, 0, 0, 0, 0, 0, 0][..],
+        // A frame of 1500 bytes in two pieces is posted and taken.
+        &[0, 0, 2, 0, 1, 0, 0, 0x02, 0xbc, 0, 0x10, 0x00],
+        &[0, 0, 2, 1, 0, 0, 0, 0x03, 0x20, 0, 0x20, 0x00],
+        &[0, 0, 0, 2, 4],
+        // Memory is posted and filled.
+        &[0, 1, 2, 0, 0, 0, 0, 0x10, 0x00, 0, 0x30, 0x00],
+        &[0, 1, 0, 1, 5, 0x05, 0xdc, 7, 1],
+    ];
+    // A frame of 70000 bytes, which are all in the memory.
+    let too_long = [
+        &[1, 0, 0, 0, 0, 0, 0][..],
+        &[0, 0, 2, 0, 0, 0, 0xff, 0x00, 0x01, 0x11, 0x70, 0xff, 0, 0, 0, 0],
+        &[0, 0, 0, 1, 4],
+    ];
+    vec![switch.concat(), owner.concat(), too_long.concat()]
+}
+
 /// As much of a file as an input may have.
 fn prefix(mut file: Vec<u8>) -> Vec<u8> {
     file.truncate(STREAM);

@@ -44,6 +44,11 @@ fn corpus_control() {
 }
 
 #[test]
+fn corpus_leg() {
+    replay("leg");
+}
+
+#[test]
 fn corpus_explain() {
     replay("explain");
 }

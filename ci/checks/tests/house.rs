@@ -88,7 +88,7 @@ fn house_crates_import_only_what_the_design_allows() {
         ("xwarp-tool", &["libbpf-rs", "libbpf-sys", "xwarp-perf", "xwarp-checks"]),
         ("xwarp-sdp", &["xwarp-tcp", "xwarp-driver", "xwarp-prog", "libc", "nix"]),
         ("xwarp-sdp-preload", &["xwarp-tcp", "xwarp-driver", "xwarp-prog", "nix"]),
-        ("xwarp-fuzz", &["xwarp-driver", "xwarp-prog", "xwarp-perf", "libc", "rustix"]),
+        ("xwarp-fuzz", &["xwarp-driver", "xwarp-prog", "xwarp-perf", "libc"]),
     ];
     for (package, never) in forbidden {
         let has = &dependencies[package];

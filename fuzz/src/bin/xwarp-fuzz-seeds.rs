@@ -1,4 +1,4 @@
-//! Writes seed inputs made from captures, and those of RDMA/TCP made by hand: `xwarp-fuzz-seeds DIRECTORY CAPTURE...` writes to
+//! Writes seed inputs made from captures, and those of RDMA/TCP and of a leg made by hand: `xwarp-fuzz-seeds DIRECTORY CAPTURE...` writes to
 //! `DIRECTORY/TARGET/...`.
 
 use std::{env, fs, io, path::PathBuf};
@@ -19,6 +19,7 @@ fn main() -> io::Result<()> {
         io::Result::Ok(())
     };
     write("segments", "by-hand", &seeds::of_segments())?;
+    write("leg", "by-hand", &seeds::of_legs())?;
     for capture in arguments {
         let name = capture.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         for (target, inputs) in seeds::of_capture(&capture)? {
