@@ -13,6 +13,7 @@
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`unmodified`] | programs of rdma-core and others, which know nothing of xwarp |
+//! | [`user`] | an ordinary user without capabilities, whose programs run over the fabric |
 //! | [`programs`] | those programs in the root of another distribution, row by row of the table in `docs/compat.md` |
 //! | [`capture`] | pcapng files as TCP streams |
 //! | [`framing`] | a second MPA parser: FPDUs, markers, CRCs |
@@ -54,4 +55,5 @@ pub mod shared;
 pub mod sharing;
 pub mod tshark;
 pub mod unmodified;
+pub mod user;
 pub mod vm;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Output of clients when no server listens yet.
-const REFUSALS: [&str; 4] = ["REJECTED", "CM event bl blka 8", "refused", "Couldn't connect"];
+pub(crate) const REFUSALS: [&str; 4] = ["REJECTED", "event bl blka 8", "refused", "Couldn't connect"];
 /// Time limit for a server to listen, and the interval between two attempts.
 const LISTENS_WITHIN: Duration = Duration::from_secs(40);
 const RETRY: Duration = Duration::from_millis(200);

@@ -1,0 +1,180 @@
+//! The distribution's RDMA programs under `xwarp run --fabric`, as a user without any capability. They need no namespace, no interface
+//! and no root; as root, the tests become `nobody` first.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use xwarp_checks::process::Running;
+use xwarp_checks::user::{LIMIT, User, finish};
+
+/// Names of directories and users that programs of this test see.
+fn is_private(directory: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    fs::metadata(directory).is_ok_and(|found| found.mode().trailing_zeros() >= 6)
+}
+
+/// What a program has said so far.
+fn so_far(running: &mut Running) -> String {
+    running.arrived().join("\n")
+}
+
+#[test]
+fn fabric_rping_runs_without_privileges() {
+    let user = User::new("rping");
+    assert!(user.run("fabric show").contains("does not run"));
+    let client = "run --fabric rping -c -a 127.0.0.1 -C 5 -V -v";
+    let said = user.pair("run --fabric rping -s -C 5 -V", client);
+    assert_eq!(said.matches("rdma-ping-").count(), 5, "{said}");
+    user.pair("run --fabric rping -s -a ::1 -C 3 -V -S 4001", "run --fabric rping -c -a ::1 -C 3 -V -S 4001");
+    let shown = user.run("fabric show");
+    assert!(shown.contains("localhost") && shown.contains("fabric.carried"), "{shown}");
+    assert!(is_private(&user.directory().join("xwarp")), "others may enter");
+    let devices = user.run("run --fabric ibv_devinfo -v");
+    assert!(devices.contains("fabric") && devices.contains("PORT_ACTIVE"), "{devices}");
+    // It ends when it is told to, and starts again.
+    user.run("fabric stop");
+    assert!(user.run("fabric show").contains("does not run"));
+    user.run("fabric start");
+    user.run("fabric start");
+    assert!(user.run("fabric show").contains("localhost"));
+}
+
+#[test]
+fn fabric_perftest_measures_by_the_manager_and_by_number() {
+    let user = User::new("perftest");
+    for (program, options) in [
+        ("ib_write_bw", "-R -F -n 50 -s 65536"),
+        ("ib_send_bw", "-R -F -n 50 -s 4096"),
+        ("ib_read_bw", "-R -F -n 50 -s 65536"),
+        ("ib_send_lat", "-R -F -n 50 -s 64 -e"),
+        ("ib_write_lat", "-F -n 50 -x 0"),
+        ("ib_atomic_bw", "-F -n 50 -x 0"),
+    ] {
+        let line = format!("run --fabric {program} {options}");
+        let said = user.pair(&line, &format!("{line} localhost"));
+        assert!(
+            said.lines().any(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit())),
+            "{said}"
+        );
+    }
+    user.pair("run --fabric ibv_rc_pingpong -g 0 -n 50", "run --fabric ibv_rc_pingpong -g 0 -n 50 localhost");
+}
+
+#[test]
+fn fabric_hosts_find_each_other_by_name() {
+    let user = User::new("hosts");
+    // The numbers of hosts are in the order in which they come.
+    for host in ["a", "b"] {
+        user.run(&format!("run --fabric --host {host} true"));
+    }
+    let rping = |host: &str, rest: &str| format!("run --fabric --host {host} rping {rest}");
+    user.pair(&rping("a", "-s -C 3 -V"), &rping("b", "-c -a a -C 3 -V"));
+    user.pair(&rping("a", "-s -a fd77:7761:7270::1 -C 3 -V"), &rping("b", "-c -a fd77:7761:7270::1 -C 3 -V"));
+    // A host reaches itself by its name and as localhost.
+    for address in ["a", "localhost"] {
+        user.pair(&rping("a", "-s -C 3 -V"), &rping("a", &format!("-c -a {address} -C 3 -V")));
+    }
+    // By numbers that are exchanged over the kernel's TCP.
+    let write = "ib_write_lat -F -n 20 -x 0";
+    user.pair(
+        &format!("run --fabric --host a {write}"),
+        &format!("run --fabric --host b {write} 127.77.0.1"),
+    );
+    // By the connection manager's own look-up.
+    user.pair("run --fabric --host a rdma_server", "run --fabric --host b rdma_client -s a");
+    let shown = user.run("fabric show");
+    assert!(shown.contains("127.77.0.2") && shown.contains("fd77:7761:7270::2"), "{shown}");
+    // localhost is no part of the others' network.
+    let (success, said) = user.outcome("run --fabric rping -c -a a -C 1");
+    assert!(!success, "{said}");
+}
+
+#[test]
+fn fabric_a_killed_program_leaves_nothing() {
+    let user = User::new("killed");
+    let mut serving = user.start("run --fabric stdbuf -oL rping -s -a 127.0.0.1 -C 100000 -v");
+    let mut client = user.start("run --fabric stdbuf -oL rping -c -a 127.0.0.1 -C 100000 -v");
+    // Both are in the middle of it, or the client came too early.
+    let end = Instant::now() + LIMIT;
+    while !so_far(&mut serving).contains("rdma-ping-10:") {
+        assert!(Instant::now() < end, "{}", so_far(&mut serving));
+        if client.wait(Duration::from_millis(1)).is_ok() {
+            client = user.start("run --fabric stdbuf -oL rping -c -a 127.0.0.1 -C 100000 -v");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    serving.signal(Signal::KILL).unwrap();
+    serving.wait(LIMIT).unwrap();
+    let begin = Instant::now();
+    let (_, said) = finish(client);
+    assert!(said.contains("DISCONNECT"), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(15), "it was not told: {:?}", begin.elapsed());
+    // The port is free.
+    user.pair("run --fabric rping -s -a 127.0.0.1 -C 2", "run --fabric rping -c -a 127.0.0.1 -C 2");
+}
+
+/// Faults between hosts while programs run: TCP and MPA mend them, a cut stops the bytes, and its end lets them go on.
+#[test]
+fn fabric_faults_are_mended_and_cuts_heal() {
+    let user = User::new("faults");
+    for host in ["a", "b"] {
+        user.run(&format!("run --fabric --host {host} true"));
+    }
+    let (success, said) = user.outcome("fabric set a c --loss 1%");
+    assert!(!success && said.contains("no host"), "{said}");
+    let (success, said) = user.outcome("fabric set a b --loss 200%");
+    assert!(!success && said.contains("probability"), "{said}");
+    user.run("fabric set a b --loss 3% --reorder 5% --reorder-by 1ms --duplicate 2% --corrupt 1% --delay 1ms --seed 7");
+    user.pair(
+        "run --fabric --host a rping -s -C 100 -S 2000 -V",
+        "run --fabric --host b rping -c -a a -C 100 -S 2000 -V",
+    );
+    let shown = user.run("fabric show");
+    assert!(shown.contains("fabric.faulty"), "{shown}");
+    // A cut in the middle: with this delay it takes seconds.
+    user.run("fabric set a b --clear --delay 1ms");
+    let line = "stdbuf -oL rping -v -C 600 -S 100";
+    let mut serving = user.start(&format!("run --fabric --host a {line} -s"));
+    let mut client = user.start(&format!("run --fabric --host b {line} -c -a a"));
+    let end = Instant::now() + LIMIT;
+    while !so_far(&mut serving).contains("rdma-ping-20:") {
+        assert!(Instant::now() < end, "{}", so_far(&mut serving));
+        if client.wait(Duration::from_millis(1)).is_ok() {
+            client = user.start(&format!("run --fabric --host b {line} -c -a a"));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    user.run("fabric cut a b");
+    // Nothing is on its way any more.
+    let mut before = so_far(&mut serving).len();
+    loop {
+        thread::sleep(Duration::from_millis(300));
+        let now = so_far(&mut serving).len();
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    assert!(!so_far(&mut serving).contains("rdma-ping-599"), "it has ended before the cut");
+    user.run("fabric heal a b");
+    serving.wait_for("rdma-ping-599", LIMIT).unwrap();
+    let (success, said) = finish(client);
+    assert!(success, "{said}");
+}
+
+#[test]
+fn fabric_programs_end_with_it() {
+    let user = User::new("ends");
+    let mut serving = user.start("run --fabric rping -s -a 127.0.0.1 -C 2");
+    let end = Instant::now() + LIMIT;
+    while !user.run("fabric show").contains("1 devices") {
+        assert!(Instant::now() < end, "{}", so_far(&mut serving));
+        thread::sleep(Duration::from_millis(20));
+    }
+    user.run("fabric stop");
+    serving.wait_for("the device fabric has ended", LIMIT).unwrap();
+}
