@@ -3,7 +3,7 @@
 
 use super::{
     MpaError, deframe,
-    layout::{LENGTH_BYTES, Layout},
+    layout::{LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
 };
 use crate::{link::read_at, seq::StreamOffset, ulp::Ulpdu};
 
@@ -53,6 +53,26 @@ impl RecordedFpdus {
         read_at(fpdu, (self.layout.header(start) - start) as usize, &mut length);
         deframe::cut(&self.layout, fpdu, start, u16::from_be_bytes(length).into())
     }
+
+    /// The first bytes of the ULPDU of the FPDU that begins at `start`, of which only `captured` is known, and the length of the
+    /// whole ULPDU. `None` when its length field is not complete. Neither the CRC nor the markers are checked.
+    pub fn begin_of_ulpdu<'a>(
+        &self,
+        start: StreamOffset,
+        captured: &'a [&'a [u8]],
+    ) -> Option<(Ulpdu<'a>, usize)> {
+        let [first, ..] = captured else { return None };
+        let data = self.layout.header(start) + LENGTH_BYTES as u64;
+        let skip = (data - start) as usize;
+        let length = *first.get(..skip)?.last_chunk::<LENGTH_BYTES>()?;
+        let len = usize::from(u16::from_be_bytes(length));
+        let raw = captured.iter().map(|piece| piece.len()).sum::<usize>() - skip;
+        let to_marker = self.layout.to_marker(data);
+        let markers =
+            (to_marker..raw).step_by(MARKER_SPACING as usize).map(|at| (raw - at).min(MARKER_BYTES));
+        let known = (raw - markers.sum::<usize>()).min(len);
+        Some((Ulpdu::between_markers(captured, skip, known, to_marker), len))
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +99,29 @@ mod tests {
         let mut begin = [0; 2];
         assert_eq!(fpdus.ulpdu(24, &[&bytes[..9], &bytes[9..]]).unwrap().peek(&mut begin), 2);
         assert_eq!(begin, [0x41, 0x43]);
+    }
+
+    #[test]
+    fn rfc5044_s4_3_the_begin_of_a_cut_fpdu_has_no_bytes_of_markers() {
+        let mut bytes = vec![0; 1100];
+        bytes[4..6].copy_from_slice(&1000_u16.to_be_bytes());
+        for marker in [0, 512, 1024] {
+            bytes[marker..marker + 4].fill(0xff);
+        }
+        let fpdus = RecordedFpdus::new(24, true, true);
+        for cut in 0..1018 {
+            let pieces = [&bytes[..cut]];
+            let found = fpdus.begin_of_ulpdu(24, &pieces);
+            let Some((ulpdu, len)) = found else {
+                assert!(cut < 6, "{cut}");
+                continue;
+            };
+            let expected = cut - 6 - cut.saturating_sub(512).min(4);
+            assert_eq!((ulpdu.len(), len), (expected.min(1000), 1000), "{cut}");
+            let mut copy = vec![1; 1000];
+            assert_eq!(ulpdu.peek(&mut copy), ulpdu.len(), "{cut}");
+            assert!(copy[..ulpdu.len()].iter().all(|byte| *byte == 0), "{cut}");
+        }
     }
 
     #[test]

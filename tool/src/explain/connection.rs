@@ -14,6 +14,8 @@ use super::{
 
 /// Age of a gap from which a segment that fills it counts as retransmitted, if the round-trip time is unknown.
 const LATE: Duration = Duration::from_millis(3);
+/// Age of a gap from which its bytes count as not captured, if the capture has nothing of the receiver.
+const LOST: Duration = Duration::from_secs(2);
 
 /// A connection.
 #[derive(Debug)]
@@ -43,6 +45,7 @@ enum State {
 #[derive(Debug, Default)]
 struct Direction {
     stream: Stream,
+    frames: u64,
     fin: bool,
     window_closed: bool,
     segments: u64,
@@ -133,6 +136,11 @@ impl Connection {
         segment.syn && segment.ack.is_none() && self.frames > 0 && begun != Some(segment.seq)
     }
 
+    /// Time of the last frame.
+    pub fn last(&self) -> Option<Duration> {
+        self.last
+    }
+
     /// Names of the ends.
     pub fn names(&self) -> [&'static str; 2] {
         if self.is_in_the_middle() { ["A", "B"] } else { ["client", "server"] }
@@ -161,6 +169,7 @@ impl Connection {
             self.mpa.begin_in_the_middle();
             out.push((from, Event::Middle));
         }
+        self.directions[from].frames += 1;
         self.directions[from].congestion_marks += u64::from(segment.congestion);
         if segment.rst {
             if self.reset.is_none() {
@@ -240,12 +249,12 @@ impl Connection {
         }
         let to = 1 - from;
         let Self { directions, mpa, .. } = self;
-        let mut missing = 0;
+        let mut missing = Missing::default();
         directions[to].stream.acknowledge(ack, held, &mut |piece| {
-            missing += missing_bytes(&piece);
-            mpa.read(to, &piece, frame, out);
+            missing.count(&piece);
+            mpa.read((to, false), &piece, frame, out);
         });
-        self.report_missing(to, missing, out);
+        self.report_missing(to, &missing, out);
     }
 
     fn read_payload(
@@ -256,10 +265,11 @@ impl Connection {
         (held, most): (&mut usize, usize),
         out: &mut Events,
     ) {
+        let alone = self.directions[1 - from].frames == 0;
         let Self { directions, mpa, .. } = self;
         let direction = &mut directions[from];
         direction.stream.begin_in_the_middle(segment.seq);
-        let (mut missing, bytes) = (0, segment.len as u64);
+        let (mut missing, bytes) = (Missing::default(), segment.len as u64);
         let mut inner = Events::new();
         let arrival = direction.stream.add(
             (segment.seq, segment.len, segment.payload),
@@ -267,10 +277,16 @@ impl Connection {
             held,
             most,
             &mut |piece| {
-                missing += missing_bytes(&piece);
-                mpa.read(from, &piece, frame, &mut inner);
+                missing.count(&piece);
+                mpa.read((from, alone), &piece, frame, &mut inner);
             },
         );
+        if alone {
+            direction.stream.give_up_gaps(time, LOST, held, &mut |piece| {
+                missing.count(&piece);
+                mpa.read((from, alone), &piece, frame, &mut inner);
+            });
+        }
         direction.segments += 1;
         match arrival {
             StreamPosition::Repeated => {
@@ -293,33 +309,56 @@ impl Connection {
             }
             StreamPosition::InOrder | StreamPosition::FillsGap(_) | StreamPosition::Earlier => {}
         }
-        self.report_missing(from, missing, out);
+        self.report_missing(from, &missing, out);
         for (from, event) in inner {
             self.directions[from].bad_fpdus += u64::from(matches!(event, Event::BadFpdu { .. }));
             out.push((from, event));
         }
     }
 
-    fn report_missing(&mut self, from: usize, bytes: u64, out: &mut Events) {
-        if bytes > 0 {
-            self.directions[from].not_captured_bytes += bytes;
-            out.push((from, Event::NotCaptured { bytes }));
+    fn report_missing(&mut self, from: usize, missing: &Missing, out: &mut Events) {
+        self.directions[from].not_captured_bytes += missing.lost + missing.cut;
+        if missing.lost > 0 {
+            out.push((from, Event::NotCaptured { bytes: missing.lost }));
+        }
+    }
+
+    /// Reads the segments that wait for earlier ones at the end of the capture.
+    pub fn finish(&mut self, frame: u64, held: &mut usize, out: &mut Events) {
+        for from in [0, 1] {
+            let alone = self.directions[1 - from].frames == 0;
+            let Self { directions, mpa, .. } = self;
+            let mut missing = Missing::default();
+            let mut inner = Events::new();
+            directions[from].stream.finish(held, &mut |piece| {
+                missing.count(&piece);
+                mpa.read((from, alone), &piece, frame, &mut inner);
+            });
+            self.report_missing(from, &missing, out);
+            out.append(&mut inner);
         }
     }
 
     /// The summary; `number` is the connection's.
     pub fn summary(&self, number: usize) -> Summary {
         let names = self.names();
+        let alone = [0, 1].into_iter().find(|from| self.directions[1 - from].frames == 0);
+        let alone = alone.filter(|from| self.directions[*from].segments > 0);
         let end = match (self.reset, self.directions[0].fin, self.directions[1].fin) {
             (Some(by), ..) => format!("reset by {}", names[by]),
             (None, true, true) => "closed by both ends".to_owned(),
             (None, true, false) => format!("only {} has closed its direction", names[0]),
             (None, false, true) => format!("only {} has closed its direction", names[1]),
             (None, false, false) => match self.state {
+                _ if alone.is_some() => "the end is not in the capture".to_owned(),
                 State::SynSent(_) => "the SYN was not answered".to_owned(),
                 State::SynReceived(_) => "the handshake was not completed".to_owned(),
                 State::Open(_) => "still open at the end of the capture".to_owned(),
             },
+        };
+        let end = match alone {
+            Some(from) => format!("{end}; only frames of {} are in the capture", names[from]),
+            None => end,
         };
         let end_of = |from: usize| {
             let direction = &self.directions[from];
@@ -332,7 +371,7 @@ impl Connection {
                 retransmissions: direction.retransmissions,
                 retransmitted_bytes: direction.retransmitted_bytes,
                 out_of_order: direction.out_of_order,
-                not_captured_bytes: direction.not_captured_bytes + direction.stream.gap(),
+                not_captured_bytes: direction.not_captured_bytes,
                 congestion_marks: direction.congestion_marks,
                 fpdus: self.mpa.fpdus(from),
                 bad_fpdus: direction.bad_fpdus,
@@ -352,10 +391,20 @@ impl Connection {
     }
 }
 
-fn missing_bytes(piece: &Piece<'_>) -> u64 {
-    match *piece {
-        Piece::Missing(from, to) => to - from,
-        Piece::Bytes(..) => 0,
+/// Bytes that are not in the capture: of whole segments, and of the ends of segments.
+#[derive(Debug, Default)]
+struct Missing {
+    lost: u64,
+    cut: u64,
+}
+
+impl Missing {
+    fn count(&mut self, piece: &Piece<'_>) {
+        match *piece {
+            Piece::Missing(from, to) => self.lost += to - from,
+            Piece::Cut(from, to) => self.cut += to - from,
+            Piece::Bytes(..) => {}
+        }
     }
 }
 

@@ -84,6 +84,8 @@ pub struct Message {
     pub detail: Option<String>,
     /// Whether its first or last segments are missing in the capture.
     pub partial: bool,
+    /// Payload bytes that a snap length has cut off; they are counted in `bytes`.
+    pub missing_bytes: u64,
 }
 
 impl Event {
@@ -158,7 +160,7 @@ impl fmt::Display for StartUp {
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, bytes, segments, queue, target, detail, partial } = self;
+        let Self { kind, bytes, segments, queue, target, detail, partial, missing_bytes } = self;
         write!(f, "{kind}")?;
         match detail {
             Some(detail) => write!(f, ": {detail}")?,
@@ -175,6 +177,9 @@ impl fmt::Display for Message {
         }
         if *partial {
             write!(f, " (only a part of it is in the capture)")?;
+        }
+        if *missing_bytes > 0 {
+            write!(f, " (payload missing in the capture: {missing_bytes})")?;
         }
         Ok(())
     }

@@ -63,16 +63,17 @@ impl Messages {
         &self.totals
     }
 
-    /// Reads a ULPDU. `peer` has sent the message that a Terminate blames.
+    /// Reads a ULPDU of `whole` bytes, of which the capture has at least the first. `peer` has sent the message that a Terminate
+    /// blames.
     pub fn read(
         &mut self,
-        ulpdu: &Ulpdu<'_>,
+        (ulpdu, whole): (&Ulpdu<'_>, usize),
         versions: Versions,
         frame: u64,
         peer: &Self,
         emit: &mut dyn FnMut(Event),
     ) {
-        if ulpdu.is_empty() {
+        if whole == 0 {
             return emit(Event::EmptyFpdu);
         }
         let mut bytes = [0; LOOKED_AT];
@@ -80,6 +81,8 @@ impl Messages {
         let bytes = bytes.get(..len).unwrap_or_default();
         let header = match Header::parse(bytes, versions) {
             Ok(header) => header,
+            // The capture does not have the header.
+            Err(Malformed::Truncated) if ulpdu.len() < whole => return self.cut(),
             Err(Malformed::Truncated) => {
                 return emit(Event::BadFpdu { error: "too short for a DDP header".to_owned() });
             }
@@ -90,7 +93,8 @@ impl Messages {
             Err(error) => return emit(Event::BadFpdu { error: error.0.to_string() }),
         };
         let payload = bytes.get(header.bytes()..).unwrap_or_default();
-        let payload_bytes = (ulpdu.len() - header.bytes().min(ulpdu.len())) as u64;
+        let payload_bytes = whole.saturating_sub(header.bytes()) as u64;
+        let captured_bytes = ulpdu.len().saturating_sub(header.bytes()) as u64;
         if kind == MessageType::Terminate
             && let Some(terminate) = TerminateHeader::parse(payload)
         {
@@ -104,6 +108,7 @@ impl Messages {
         let mut open =
             Open { message: Message { segments: open.message.segments + 1, ..open.message }, ..open };
         open.message.bytes += payload_bytes;
+        open.message.missing_bytes += payload_bytes - captured_bytes;
         if header.last() { self.finish(open, emit) } else { self.open = Some(open) }
     }
 
@@ -201,7 +206,8 @@ fn begin(kind: MessageType, header: &Header, payload: &[u8], frame: u64) -> Open
         }
         _ => None,
     };
-    let message = Message { kind: name(kind), bytes: 0, segments: 0, queue, target, detail, partial };
+    let message =
+        Message { kind: name(kind), bytes: 0, segments: 0, queue, target, detail, partial, missing_bytes: 0 };
     Open { message, kind, frame }
 }
 

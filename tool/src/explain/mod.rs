@@ -292,6 +292,14 @@ impl<'w> Explainer<'w> {
 
     /// Prints the summaries and totals. The file had these skipped blocks, and packets so early that sorting missed them.
     fn finish(mut self, skipped_blocks: &Tally, misplaced_frames: u64) -> io::Result<()> {
+        for index in 0..self.connections.len() {
+            let mut events = Events::new();
+            self.connections[index].finish(self.frame, &mut self.held, &mut events);
+            let time = self.connections[index].last();
+            for (from, event) in events {
+                self.print_event(index, from, &event, time)?;
+            }
+        }
         let last: Vec<_> = self.repeated.keys().copied().collect();
         for (index, from) in last {
             self.print_repeated(index, from)?;

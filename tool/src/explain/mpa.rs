@@ -16,6 +16,10 @@ use super::{
 const MOST_TRIES: u32 = 64;
 /// Distances of markers from the start of a segment: multiples of 4 below 512 (RFC 5044 section 4.3).
 const MARKER_PHASES: std::ops::Range<u64> = 0..128;
+/// Bytes of a start-up frame without private data, of the IRD and ORD in it, and of the longest (RFC 5044 section 7.1.1, RFC 6581).
+const START_UP_BYTES: usize = 20;
+const ENHANCED_BYTES: usize = 4;
+const MOST_START_UP_BYTES: usize = START_UP_BYTES + 512;
 /// Bytes kept while a start-up frame or an FPDU is incomplete. The longest FPDU has 65535 bytes, and 516 of markers.
 const MOST_BYTES: usize = 1 << 17;
 
@@ -31,6 +35,8 @@ pub struct Mpa {
     request: Option<MpaRequest>,
     reply: Option<MpaReply>,
     versions: Versions,
+    /// The capture has nothing of the peer of the direction that is read.
+    alone: bool,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +63,13 @@ enum ReadingState {
     Search { known: Option<RecordedFpdus>, tries: u32 },
     /// Not MPA, or no longer MPA.
     Ignored,
+}
+
+impl Direction {
+    /// Whether the next frame begins at `at`, and nothing of it was read.
+    fn is_aligned(&self) -> bool {
+        self.buffer.is_empty() && matches!(self.phase, ReadingState::Fpdus(_) | ReadingState::AwaitPeer)
+    }
 }
 
 impl Mpa {
@@ -90,34 +103,23 @@ impl Mpa {
         self.directions.get(direction).map_or(0, |direction| direction.fpdus)
     }
 
-    /// Reads the next bytes of a direction.
-    pub fn read(&mut self, direction: usize, piece: &Piece<'_>, frame: u64, out: &mut Events) {
-        let Some(this) = self.directions.get_mut(direction) else { return };
+    /// Reads the next bytes of a direction. `alone`: the capture has nothing of the peer.
+    pub fn read(
+        &mut self,
+        (direction, alone): (usize, bool),
+        piece: &Piece<'_>,
+        frame: u64,
+        out: &mut Events,
+    ) {
+        self.alone = alone;
         match *piece {
             Piece::Bytes(at, bytes, starts_segment) => {
-                if this.buffer.is_empty()
-                    || (starts_segment && matches!(this.phase, ReadingState::Search { .. }))
-                {
-                    this.buffer.clear();
-                    this.at = at;
-                }
-                this.buffer.extend_from_slice(bytes);
+                self.take(direction, at, bytes, starts_segment);
                 self.advance(direction, frame, out);
                 // Both directions continue when the second start-up frame decides on their form.
                 self.advance(1 - direction.min(1), frame, out);
             }
-            Piece::Missing(..) => {
-                this.buffer.clear();
-                this.messages.cut();
-                this.phase = match this.phase {
-                    ReadingState::Fpdus(known) => ReadingState::Search { known: Some(known), tries: 0 },
-                    ReadingState::StartUp | ReadingState::AwaitPeer => {
-                        ReadingState::Search { known: None, tries: 0 }
-                    }
-                    ReadingState::Search { known, tries } => ReadingState::Search { known, tries },
-                    ReadingState::Ignored => ReadingState::Ignored,
-                };
-            }
+            Piece::Missing(_, to) | Piece::Cut(_, to) => self.skip(direction, to, frame, out),
         }
         if let Some(this) = self.directions.get_mut(direction)
             && this.buffer.len() > MOST_BYTES
@@ -127,13 +129,87 @@ impl Mpa {
         }
     }
 
+    /// Appends bytes to those that are not read yet.
+    fn take(&mut self, direction: usize, at: u64, bytes: &[u8], starts_segment: bool) {
+        let Some(this) = self.directions.get_mut(direction) else { return };
+        let mut bytes = bytes;
+        if this.is_aligned() && at < this.at {
+            // The rest of a frame of which the capture has only the first bytes.
+            let rest = usize::try_from(this.at - at).unwrap_or(usize::MAX);
+            bytes = bytes.get(rest..).unwrap_or_default();
+        } else if this.buffer.is_empty()
+            || (starts_segment && matches!(this.phase, ReadingState::Search { .. }))
+        {
+            this.buffer.clear();
+            this.at = at;
+        }
+        this.buffer.extend_from_slice(bytes);
+    }
+
+    /// The capture lacks the next bytes up to offset `to`. If they end within a frame whose length is known, the next frame begins
+    /// after it, else it is searched.
+    fn skip(&mut self, direction: usize, to: u64, frame: u64, out: &mut Events) {
+        let Some(this) = self.directions.get_mut(direction) else { return };
+        match this.phase {
+            ReadingState::StartUp => {
+                if let Some(len) = cut_start_up(&this.buffer) {
+                    this.buffer.resize(len, 0);
+                    self.advance(direction, frame, out);
+                    self.advance(1 - direction.min(1), frame, out);
+                }
+            }
+            ReadingState::Fpdus(fpdus) => self.read_cut_fpdu(direction, fpdus, frame, out),
+            _ => {}
+        }
+        let Some(this) = self.directions.get_mut(direction) else { return };
+        if this.is_aligned() && to <= this.at {
+            return;
+        }
+        this.buffer.clear();
+        this.messages.cut();
+        this.phase = match this.phase {
+            ReadingState::Fpdus(known) => ReadingState::Search { known: Some(known), tries: 0 },
+            ReadingState::StartUp | ReadingState::AwaitPeer => ReadingState::Search { known: None, tries: 0 },
+            ReadingState::Search { known, tries } => ReadingState::Search { known, tries },
+            ReadingState::Ignored => ReadingState::Ignored,
+        };
+    }
+
+    /// Reads an FPDU of which the capture has only the first bytes.
+    fn read_cut_fpdu(&mut self, direction: usize, fpdus: RecordedFpdus, frame: u64, out: &mut Events) {
+        let [first, second] = &mut self.directions;
+        let (this, peer) = if direction == 0 { (first, second) } else { (second, first) };
+        let pieces = [&this.buffer[..]];
+        if let Some(len) = fpdus.len(this.at, &this.buffer)
+            && let Some((ulpdu, whole)) = fpdus.begin_of_ulpdu(this.at, &pieces)
+        {
+            this.fpdus += 1;
+            this.messages.read((&ulpdu, whole), self.versions, frame, &peer.messages, &mut |event| {
+                out.push((direction, event));
+            });
+            this.buffer.clear();
+            this.at += len as u64;
+        }
+    }
+
+    /// Whether the peer's start-up frame cannot be expected: it was not captured.
+    fn awaits_in_vain(&self, direction: usize) -> bool {
+        let peer = self.directions.get(1 - direction.min(1)).map(|peer| &peer.phase);
+        self.alone || matches!(peer, Some(ReadingState::Search { .. } | ReadingState::Ignored))
+    }
+
     fn advance(&mut self, direction: usize, frame: u64, out: &mut Events) {
+        let in_vain = self.awaits_in_vain(direction);
         let Some(this) = self.directions.get_mut(direction) else { return };
         if this.buffer.is_empty() {
             return;
         }
         match this.phase {
             ReadingState::StartUp => self.read_start_up(direction, frame, out),
+            ReadingState::AwaitPeer if in_vain => {
+                this.phase = ReadingState::Search { known: None, tries: 0 };
+                self.advance(direction, frame, out);
+            }
             ReadingState::AwaitPeer => {}
             ReadingState::Fpdus(_) => self.read_fpdus(direction, frame, out),
             ReadingState::Search { known, tries } => {
@@ -248,7 +324,8 @@ impl Mpa {
             match fpdus.ulpdu(this.at, &pieces) {
                 Ok(ulpdu) => {
                     this.fpdus += 1;
-                    this.messages.read(&ulpdu, self.versions, frame, &peer.messages, &mut |event| {
+                    let ulpdu = (&ulpdu, ulpdu.len());
+                    this.messages.read(ulpdu, self.versions, frame, &peer.messages, &mut |event| {
                         out.push((direction, event));
                     });
                 }
@@ -267,6 +344,14 @@ impl Mpa {
         }
         this.buffer.drain(..read.min(this.buffer.len()));
     }
+}
+
+/// The length of a start-up frame of which the capture has only the first bytes, if it has all fields but private data.
+fn cut_start_up(bytes: &[u8]) -> Option<usize> {
+    let length = *bytes.get(START_UP_BYTES - 2..)?.first_chunk()?;
+    let len = START_UP_BYTES + usize::from(u16::from_be_bytes(length));
+    (bytes.len() >= START_UP_BYTES + ENHANCED_BYTES && bytes.len() < len && len <= MOST_START_UP_BYTES)
+        .then_some(len)
 }
 
 /// Finds FPDUs at the start of a segment at this stream offset; the first FPDU must end within the bytes.

@@ -14,7 +14,7 @@ const SEGMENT_OVERHEAD: usize = 128;
 pub struct Stream {
     /// Sequence number of stream offset 0.
     base: Option<u32>,
-    /// Bytes that were delivered.
+    /// Bytes that were delivered, also those that were cut off in the capture.
     delivered: u64,
     /// All bytes below this offset were delivered or are missing.
     next: u64,
@@ -55,6 +55,8 @@ pub enum Piece<'a> {
     Bytes(u64, &'a [u8], bool),
     /// Bytes that are missing in the capture.
     Missing(u64, u64),
+    /// Bytes at the end of a segment whose first bytes were captured.
+    Cut(u64, u64),
 }
 
 impl Stream {
@@ -179,14 +181,32 @@ impl Stream {
             self.delivered += new.len() as u64;
         }
         if self.next < end {
-            sink(Piece::Missing(self.next, end));
+            sink(Piece::Cut(self.next, end));
+            self.delivered += end - self.next;
             self.next = end;
         }
     }
 
-    /// Missing bytes before the first segment that still waits at the end of the capture.
-    pub fn gap(&self) -> u64 {
-        self.waiting.first_key_value().map_or(0, |(begin, _)| begin - self.next)
+    /// Gives up the gaps that began this long ago: bytes that were captured in one direction only are not acknowledged.
+    pub fn give_up_gaps(
+        &mut self,
+        now: Option<Duration>,
+        age: Duration,
+        held: &mut usize,
+        sink: &mut dyn FnMut(Piece<'_>),
+    ) {
+        while let Some((_, first)) = self.waiting.first_key_value()
+            && now.zip(first.since).is_some_and(|(now, since)| now.saturating_sub(since) >= age)
+        {
+            self.skip_gap(held, sink);
+        }
+    }
+
+    /// Gives up all gaps: the capture is at its end.
+    pub fn finish(&mut self, held: &mut usize, sink: &mut dyn FnMut(Piece<'_>)) {
+        while !self.waiting.is_empty() {
+            self.skip_gap(held, sink);
+        }
     }
 }
 
@@ -210,6 +230,7 @@ mod tests {
                         format!("{at}{}{}", if starts { '>' } else { '+' }, String::from_utf8_lossy(bytes))
                     }
                     Piece::Missing(from, to) => format!("{from}-{to} missing"),
+                    Piece::Cut(from, to) => format!("{from}-{to} cut"),
                 });
             })
         }
@@ -244,9 +265,9 @@ mod tests {
         let Test { stream, held, pieces } = &mut test;
         stream.acknowledge(114, held, &mut |_| panic!("the gap may still be filled"));
         stream.acknowledge(117, held, &mut |piece| pieces.push(format!("{piece:?}")));
-        assert_eq!(pieces[..2], ["0>ab", "2-5 missing"]);
+        assert_eq!(pieces[..2], ["0>ab", "2-5 cut"]);
         assert_eq!(pieces[2..], ["Missing(5, 15)", "Bytes(15, [121, 122], true)"]);
-        assert_eq!((test.held, test.stream.delivered()), (0, 4));
+        assert_eq!((test.held, test.stream.delivered()), (0, 7));
     }
 
     #[test]
@@ -269,6 +290,9 @@ mod tests {
         }
         assert_eq!(test.held, 400 + SEGMENT_OVERHEAD, "only the second one waits");
         assert_eq!(test.pieces[0], "0-900 missing");
-        assert_eq!(test.stream.gap(), 500);
+        let Test { stream, held, pieces } = &mut test;
+        stream.finish(held, &mut |piece| pieces.push(format!("{piece:?}")));
+        assert_eq!(pieces[2], "Missing(1300, 1800)");
+        assert_eq!(test.held, 0);
     }
 }

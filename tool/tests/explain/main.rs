@@ -233,6 +233,85 @@ fn a_snap_length_leaves_headers() {
     assert_eq!(events(&lines, "retransmission").len(), 0);
 }
 
+/// Frames that were captured up to `len` bytes. Their lengths on the wire stay.
+fn snapped(name: &str, len: usize) -> Vec<u8> {
+    let mut pcap = Pcap::read(name);
+    for record in &mut pcap.records {
+        let len = (record.len() - 16).min(len);
+        record.truncate(16 + len);
+        record[8..12].copy_from_slice(&(len as u32).to_le_bytes());
+    }
+    pcap.bytes()
+}
+
+/// The set-up and the messages of a capture: who sent which message of how many bytes.
+fn sent(lines: &[Value]) -> Vec<String> {
+    let names = ["message", "mpa_request", "mpa_reply", "agreed", "bad_fpdu"];
+    let shown = lines.iter().filter(|line| names.iter().any(|name| line["event"] == *name));
+    shown
+        .map(|line| format!("{} {} {} {}", line["from"], line["event"], line["kind"], line["bytes"]))
+        .collect()
+}
+
+#[test]
+fn messages_that_a_snap_length_cuts_have_their_lengths() {
+    for name in ["send-1x10001-crc.pcap", "write-read-8k-crc.pcap", "rping-ipv6-crc.pcap"] {
+        let whole = lines(&Pcap::read(name).bytes());
+        let cut = lines(&snapped(name, 112));
+        assert_eq!(sent(&cut), sent(&whole), "{name}");
+        let bytes = |lines: &[Value]| summaries(lines)[0]["ends"][0]["bytes"].clone();
+        assert_eq!(bytes(&cut), bytes(&whole), "{name}");
+        assert_ne!(cut.last().unwrap()["cut_frames"], 0);
+        assert_eq!(events(&cut, "not_captured").len(), 0, "{name}");
+    }
+    let text = words(&snapped("send-1x10001-crc.pcap", 112));
+    assert!(
+        text.contains("client  Send of 10001 bytes, MSN 1, in 8 segments (payload missing in the capture: 9"),
+        "{text}"
+    );
+    assert!(text.contains("captured only in part"), "{text}");
+}
+
+/// Captures of a mirror port, or of a tap of one fibre.
+#[test]
+fn one_direction_alone_is_explained() {
+    for name in ["send-1x10001-crc.pcap", "rping-rev2-crc.pcap", "rping-rev2-nocrc.pcap"] {
+        let whole = lines(&Pcap::read(name).bytes());
+        for (side, from_server) in [("client", false), ("server", true)] {
+            let mut pcap = Pcap::read(name);
+            // Source ports of the servers are the ones below 10000.
+            pcap.records.retain(|record| {
+                let ports = record[16 + 34..].first_chunk::<2>().unwrap();
+                record[16 + 12..16 + 14] == [8, 0] && (u16::from_be_bytes(*ports) < 10_000) == from_server
+            });
+            let alone = lines(&pcap.bytes());
+            let of = |lines: &[Value]| -> Vec<String> {
+                let sent = sent(lines).into_iter();
+                sent.filter(|line| line.starts_with(&format!("\"{side}")) && !line.contains("agreed"))
+                    .collect()
+            };
+            assert_eq!(of(&alone), of(&whole), "{name}, {side}");
+            let text = words(&pcap.bytes());
+            assert!(text.contains(&format!("only frames of {side} are in the capture")), "{text}");
+            assert!(!text.contains("not answered"), "{text}");
+        }
+    }
+}
+
+/// Without acknowledgements, a gap in one direction is given up after a time, and at the end.
+#[test]
+fn a_gap_in_one_direction_alone_is_given_up() {
+    let mut pcap = Pcap::read("send-1x10001-crc.pcap");
+    pcap.records.retain(|record| record[16 + 34..16 + 36] != 7205_u16.to_be_bytes());
+    let lost = pcap.long_record(0, 1400);
+    pcap.records.remove(lost);
+    let lines = lines(&pcap.bytes());
+    let messages = events(&lines, "message");
+    let sends = messages.iter().filter(|message| message["connection"] == 2);
+    assert!(sends.count() >= 4, "{}", words(&pcap.bytes()));
+    assert_eq!(events(&lines, "not_captured").len(), 1);
+}
+
 #[test]
 fn one_connection_and_only_summaries_can_be_chosen() {
     let bytes = Pcap::read("write-read-8k-crc.pcap").bytes();
