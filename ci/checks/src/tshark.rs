@@ -10,7 +10,10 @@ use crate::capture;
 /// information of severity warning or error fails the test.
 const QUIRKS: &[(&str, &str)] = &[
     ("Rev field is NOT set to one", "the dissector knows revision 1 only, RFC 6581 came later"),
-    ("Res field is NOT set to zero", "RFC 6581 gave the first reserved bit a meaning (S)"),
+    (
+        "Res field is NOT set to zero",
+        "RFC 6581 gave the first reserved bit a meaning (S), our extension the others",
+    ),
     (
         CHECKSUM_OF_ONES,
         "Linux writes the checksum 0 of TCP as 0xffff too, which is the same number to a receiver",

@@ -401,6 +401,7 @@ impl Card {
             5 => (Operation::FetchAdd { remote, add: 1, mask: 0 }, Payload::Gather(&word)),
             6 => (Operation::Immediate { data }, Payload::EMPTY),
             7 => (Operation::WriteImmediate { remote, data }, Payload::Gather(&piece)),
+            8 if flags & 4 != 0 => (Operation::SendImmediate { data: *b"what" }, Payload::Gather(&piece)),
             8 => (Operation::Send { invalidate: Some(remote.key) }, Payload::Inline(&data)),
             9 => (Operation::Read { remote, invalidate: true }, Payload::Gather(&piece)),
             _ => {

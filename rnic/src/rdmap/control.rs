@@ -7,6 +7,12 @@ use crate::ddp::{Queue, Versions};
 /// Opcode of Terminate. The opcodes above it belong to RFC 7306, which extends version 1 only.
 const LAST_OF_RFC_5040: u8 = 0x7;
 
+/// Opcode of a Send with immediate data: the one that RFC 6580 section 3.4 reserves for experiments.
+const EXPERIMENTAL: u8 = 0xf;
+
+/// The bit of the control field that is reserved in other messages, and makes a Send with immediate data a solicited one.
+const SEND_IMMEDIATE_SOLICITED: u8 = 0x10;
+
 /// The type of an RDMAP message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MessageType {
@@ -34,6 +40,12 @@ pub enum MessageType {
     AtomicRequest,
     /// Atomic Response (RFC 7306).
     AtomicResponse,
+    /// Send with immediate data: an extension of this project, which the start-up negotiates. The header of each segment has the
+    /// four octets in place of the Invalidate `STag`.
+    SendImmediate {
+        /// With Solicited Event.
+        solicited: bool,
+    },
 }
 
 /// The DDP buffer model of a message: the Tagged flag and the queue number of figure 4.
@@ -44,8 +56,8 @@ pub(crate) enum Carriage {
 }
 
 impl MessageType {
-    /// The 4-bit opcode.
-    pub const fn opcode(self) -> u8 {
+    /// The control field without the version: the opcode, and the bits before it, which are zero in most messages.
+    const fn bits(self) -> u8 {
         match self {
             Self::Write => 0x0,
             Self::ReadRequest => 0x1,
@@ -59,12 +71,14 @@ impl MessageType {
             Self::Immediate { solicited: true } => 0x9,
             Self::AtomicRequest => 0xa,
             Self::AtomicResponse => 0xb,
+            Self::SendImmediate { solicited: false } => EXPERIMENTAL,
+            Self::SendImmediate { solicited: true } => SEND_IMMEDIATE_SOLICITED | EXPERIMENTAL,
         }
     }
 
-    /// The type with this opcode; `None` for reserved opcodes.
-    pub const fn from_opcode(opcode: u8) -> Option<Self> {
-        Some(match opcode {
+    /// The type that the opcode in the control field `byte` names; `None` for reserved opcodes.
+    const fn of_byte(byte: u8) -> Option<Self> {
+        Some(match byte & 0x0f {
             0x0 => Self::Write,
             0x1 => Self::ReadRequest,
             0x2 => Self::ReadResponse,
@@ -77,6 +91,7 @@ impl MessageType {
             0x9 => Self::Immediate { solicited: true },
             0xa => Self::AtomicRequest,
             0xb => Self::AtomicResponse,
+            EXPERIMENTAL => Self::SendImmediate { solicited: byte & SEND_IMMEDIATE_SOLICITED != 0 },
             _ => return None,
         })
     }
@@ -84,7 +99,9 @@ impl MessageType {
     pub(crate) const fn carriage(self) -> Carriage {
         match self {
             Self::Write | Self::ReadResponse => Carriage::Tagged,
-            Self::Send { .. } | Self::Immediate { .. } => Carriage::Untagged(Queue::Send),
+            Self::Send { .. } | Self::Immediate { .. } | Self::SendImmediate { .. } => {
+                Carriage::Untagged(Queue::Send)
+            }
             Self::ReadRequest | Self::AtomicRequest => Carriage::Untagged(Queue::Request),
             Self::Terminate => Carriage::Untagged(Queue::Terminate),
             Self::AtomicResponse => Carriage::Untagged(Queue::AtomicResponse),
@@ -115,7 +132,7 @@ impl Control {
         if versions != Versions::Ietf && opcode > LAST_OF_RFC_5040 {
             return Err(InvalidControl(RdmapError::UnexpectedOpcode));
         }
-        match MessageType::from_opcode(opcode) {
+        match MessageType::of_byte(byte) {
             Some(message) => Ok(Self { message }),
             None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
         }
@@ -123,7 +140,7 @@ impl Control {
 
     /// The field's byte.
     pub const fn byte(self, versions: Versions) -> u8 {
-        versions.number() << 6 | self.message.opcode()
+        versions.number() << 6 | self.message.bits()
     }
 }
 
@@ -136,15 +153,17 @@ mod tests {
         for (versions, valid, opcodes) in [(Versions::Ietf, 1, 12), (Versions::Rdmac, 0, 8)] {
             for byte in 0..=u8::MAX {
                 let (version, opcode) = (byte >> 6, byte & 15);
+                let is_extension = versions == Versions::Ietf && opcode == EXPERIMENTAL;
                 match Control::parse(byte, versions) {
                     Ok(control) => {
-                        assert!(version == valid && opcode < opcodes);
-                        assert_eq!(control.byte(versions), valid << 6 | opcode);
+                        assert!(version == valid && (opcode < opcodes || is_extension));
+                        let reserved = if is_extension { byte & SEND_IMMEDIATE_SOLICITED } else { 0 };
+                        assert_eq!(control.byte(versions), valid << 6 | reserved | opcode);
                     }
                     Err(InvalidControl(RdmapError::Version)) => assert_ne!(version, valid),
                     Err(InvalidControl(error)) => {
                         assert_eq!(error, RdmapError::UnexpectedOpcode);
-                        assert!(version == valid && opcode >= opcodes);
+                        assert!(version == valid && opcode >= opcodes && !is_extension);
                     }
                 }
             }

@@ -332,6 +332,10 @@ pub enum PostError {
     /// Data.
     #[error("RDMAP version 0 has no atomics and no Immediate Data")]
     NoExtensions,
+    /// The peer has no Sends with immediate data: it did not negotiate this extension of MPA's start-up, or the connection is one
+    /// of RDMA/TCP.
+    #[error("the peer has no Sends with immediate data")]
+    NoSendImmediate,
     /// The device has failed; `Device::failure` says why. When it failed within this call, the
     /// request may have been posted, and is then flushed.
     #[error("the device has failed")]

@@ -90,7 +90,10 @@ impl QueuePair {
             self.sq.get(*position).is_some_and(|entry| {
                 matches!(
                     entry.operation,
-                    Operation::Send { .. } | Operation::Immediate { .. } | Operation::WriteImmediate { .. }
+                    Operation::Send { .. }
+                        | Operation::SendImmediate { .. }
+                        | Operation::Immediate { .. }
+                        | Operation::WriteImmediate { .. }
                 )
             })
         };
@@ -107,7 +110,9 @@ impl QueuePair {
 
     fn current_position(&self) -> Option<Position> {
         match self.tx.current? {
-            Current::Request { .. } | Current::Immediate { .. } => Some(self.sq.next),
+            Current::Request { .. } | Current::SendImmediate { .. } | Current::Immediate { .. } => {
+                Some(self.sq.next)
+            }
             Current::Rtr(_) | Current::Response => None,
         }
     }

@@ -366,6 +366,7 @@ impl QueuePair {
         match agreed {
             Agreed::Mpa(agreed) => {
                 self.versions = agreed.revision.into();
+                self.send_immediate = agreed.send_immediate;
                 self.tx.current = agreed.rtr.map(Current::Rtr);
                 self.rx.expects_rtr = agreed.peer_to_peer && matches!(self.phase, Phase::Accepting);
             }

@@ -106,7 +106,7 @@ impl StreamCounters {
             return self.work_failed(status);
         }
         match operation {
-            Operation::Send { .. } => rdmap.sends += 1,
+            Operation::Send { .. } | Operation::SendImmediate { .. } => rdmap.sends += 1,
             Operation::Write { .. } => rdmap.writes += 1,
             Operation::WriteImmediate { .. } => {
                 rdmap.writes += 1;

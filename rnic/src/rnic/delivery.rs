@@ -7,7 +7,7 @@ use super::{
     Opcode, Shared, WorkCompletion,
     coverage::Incomplete,
     pieces::Stretches,
-    placement::{Body, Detail, Refused, Segment},
+    placement::{Body, Detail, Marks, Refused, Segment},
     qp::{Asked, AskedKind, QueuePair, ToAnswer, Written},
     send_queue::{Position, Progress},
     work::{Access, Operation, WcStatus},
@@ -35,7 +35,13 @@ impl QueuePair {
         match body {
             Body::Send { invalidate, solicited } => {
                 let invalidate = invalidate.then(|| STag::new(seen.header.word));
-                self.deliver_send(shared, seen, self.rq.first(), invalidate, solicited)
+                let marks = Marks { invalidate, immediate: None, solicited };
+                self.deliver_send(shared, seen, self.rq.first(), marks)
+            }
+            Body::SendImmediate { solicited } => {
+                let immediate = Some(seen.header.word.to_be_bytes());
+                let marks = Marks { invalidate: None, immediate, solicited };
+                self.deliver_send(shared, seen, self.rq.first(), marks)
             }
             Body::Immediate { data, solicited } => self.deliver_immediate(shared, seen, data, solicited),
             Body::ReadRequest(request) => self.deliver_read_request(shared, seen, request),
@@ -85,8 +91,7 @@ impl QueuePair {
         shared: &mut Shared,
         seen: Seen<Untagged>,
         receive: Option<u64>,
-        invalidate: Option<STag>,
-        solicited: bool,
+        marks: Marks,
     ) -> Result<(), D> {
         due(seen, self.rx.send_msn)?;
         let invalid_mo =
@@ -96,31 +101,25 @@ impl QueuePair {
         if !self.rx.send_coverage.fill(start, end, seen.header.last).map_err(invalid_mo)? {
             return Ok(());
         }
-        if let Some(stag) = invalidate {
+        if let Some(stag) = marks.invalidate {
             let invalidated = shared.keys.invalidate_remotely(self.user(), stag);
             invalidated.map_err(|error| D::of(|| seen.refused(error)))?;
             self.counters.rdmap.invalidated_by_peer += 1;
         }
-        self.complete_send(shared, receive, end as u32, invalidate, solicited);
+        self.complete_send(shared, receive, end as u32, marks);
         Ok(())
     }
 
     /// Completes `receive`, that of the next message, with a Send of `byte_len` bytes.
     #[expect(clippy::inline_always, reason = "see `CompletionRing::push`")]
     #[inline(always)]
-    fn complete_send(
-        &mut self,
-        shared: &mut Shared,
-        receive: Option<u64>,
-        byte_len: u32,
-        invalidated: Option<STag>,
-        solicited: bool,
-    ) {
+    fn complete_send(&mut self, shared: &mut Shared, receive: Option<u64>, byte_len: u32, marks: Marks) {
         self.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, receive, |completion| WorkCompletion {
             byte_len,
-            invalidated,
-            solicited,
+            invalidated: marks.invalidate,
+            immediate: marks.immediate.map(|[a, b, c, d]| [a, b, c, d, 0, 0, 0, 0]),
+            solicited: marks.solicited,
             ..completion
         });
     }

@@ -39,6 +39,7 @@ mod delivery;
 mod engine_set;
 mod events;
 mod grant;
+mod immediate;
 mod keys;
 mod local_work;
 mod phase;

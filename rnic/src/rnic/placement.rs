@@ -20,7 +20,7 @@ use super::{
     work::{Access, SgeList, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Msn, Queue, Tagged, Untagged},
+    ddp::{DdpError, Msn, Queue, STag, Tagged, Untagged},
     memory::Memory,
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
@@ -63,6 +63,10 @@ pub(crate) enum Body {
         invalidate: bool,
         solicited: bool,
     },
+    /// A segment of a Send with immediate data, which are in its header.
+    SendImmediate {
+        solicited: bool,
+    },
     Immediate {
         data: [u8; 8],
         solicited: bool,
@@ -74,6 +78,14 @@ pub(crate) enum Body {
     /// The initiator's ready-to-receive Send: no application posted it, so it takes no receive (RFC 6581 section
     /// 4.4.2).
     Rtr,
+}
+
+/// What a Send carries besides its payload.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Marks {
+    pub(super) invalidate: Option<STag>,
+    pub(super) immediate: Option<[u8; 4]>,
+    pub(super) solicited: bool,
 }
 
 /// The reason why a ULPDU was not placed or not delivered.
@@ -232,7 +244,8 @@ impl QueuePair {
                 if seen.len > 0 && seen.header.queue == Queue::Send.number() =>
             {
                 let receive = self.place_send::<Undescribed>(shared, &Incoming { payload, arrival, seen })?;
-                self.deliver_send::<Undescribed>(shared, seen, Some(receive), None, solicited)?;
+                let marks = Marks { solicited, ..Marks::default() };
+                self.deliver_send::<Undescribed>(shared, seen, Some(receive), marks)?;
                 let body = Body::Send { invalidate: false, solicited };
                 self.counters.placed(&Segment::Untagged(seen, body), arrival);
                 Ok(())
@@ -347,6 +360,13 @@ impl QueuePair {
             self.place_send::<Refused>(shared, incoming)?;
             return Ok(Body::Send { invalidate, solicited });
         }
+        if let MessageType::SendImmediate { solicited } = message {
+            if !self.send_immediate {
+                return Err(incoming.refused(RdmapError::UnexpectedOpcode));
+            }
+            self.place_send::<Refused>(shared, incoming)?;
+            return Ok(Body::SendImmediate { solicited });
+        }
         let mut body = [0; MOST_BODY_BYTES];
         let body = incoming.payload.peek(&mut body);
         let short = || incoming.refused(RdmapError::StreamCatastrophic);
@@ -382,7 +402,10 @@ impl QueuePair {
                 }
                 Body::Terminate(TerminateHeader::parse(body).ok_or_else(short)?)
             }
-            MessageType::Send { .. } | MessageType::Write | MessageType::ReadResponse => {
+            MessageType::Send { .. }
+            | MessageType::SendImmediate { .. }
+            | MessageType::Write
+            | MessageType::ReadResponse => {
                 return Err(incoming.refused(RdmapError::UnexpectedOpcode));
             }
         })

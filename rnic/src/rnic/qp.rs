@@ -106,6 +106,8 @@ pub(crate) enum ToAnswer {
 pub(crate) enum Current {
     /// The Send or RDMA Write at [`SendQueue::next`], whose first `sent` bytes were sent.
     Request { sent: u32 },
+    /// The Send with immediate data at [`SendQueue::next`], whose first `sent` bytes were sent.
+    SendImmediate { sent: u32 },
     /// The Immediate Data of the RDMA Write at [`SendQueue::next`], whose payload was sent.
     Immediate { data: [u8; 8] },
     /// The ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
@@ -184,6 +186,8 @@ pub(crate) struct QueuePair {
     pub(crate) ord: u16,
     /// Versions of DDP and RDMAP, determined by the start-up.
     pub(crate) versions: Versions,
+    /// Both ends have Sends with immediate data.
+    pub(crate) send_immediate: bool,
     pub(crate) send_cq: Arc<CompletionRing>,
     pub(crate) recv_cq: Arc<CompletionRing>,
     pub(crate) sq: SendQueue,
@@ -216,6 +220,7 @@ impl QueuePair {
             ird: 0,
             ord: 0,
             versions: Versions::default(),
+            send_immediate: false,
             tx: Transmitter::new(),
             rx: Receiver::new(),
             stream: None,
@@ -261,6 +266,7 @@ impl QueuePair {
         self.addresses = None;
         (self.ird, self.ord) = (0, 0);
         self.versions = Versions::default();
+        self.send_immediate = false;
         self.tx = Transmitter::new();
         self.rx = Receiver::new();
         self.stream = None;

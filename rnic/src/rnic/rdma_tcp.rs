@@ -17,7 +17,7 @@ use xwarp_tcp::{
 
 use super::{
     Shared,
-    placement::{Incoming, Refused, Segment},
+    placement::{Incoming, Marks, Refused, Segment},
     qp::{AskedKind, QueuePair},
     send_queue::SendRequest,
     work::{Operation, Remote, SendFlags},
@@ -445,9 +445,13 @@ impl QueuePair {
         let message = MessageType::Send { invalidate: false, solicited };
         let seen = self.numbered(header, message, len);
         match control {
-            SendControl::None => self.deliver_send(shared, seen, self.rq.first(), None, solicited),
+            SendControl::None => {
+                let marks = Marks { solicited, ..Marks::default() };
+                self.deliver_send(shared, seen, self.rq.first(), marks)
+            }
             SendControl::Invalidate { stag } => {
-                self.deliver_send(shared, seen, self.rq.first(), Some(STag::new(stag)), solicited)
+                let marks = Marks { invalidate: Some(STag::new(stag)), solicited, ..Marks::default() };
+                self.deliver_send(shared, seen, self.rq.first(), marks)
             }
             SendControl::Immediate { data } => self.deliver_immediate(shared, seen, data, solicited),
             SendControl::Terminate { code } => {

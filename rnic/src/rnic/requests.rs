@@ -51,6 +51,11 @@ impl<'a> WorkRequest<'a> {
         Self::new(wr_id, Operation::Send { invalidate: Some(key) }, payload.into())
     }
 
+    /// Sends a message into the peer's next receive, whose completion gets four bytes of immediate data.
+    pub fn send_with_immediate(wr_id: u64, payload: impl Into<Payload<'a>>, data: [u8; 4]) -> Self {
+        Self::new(wr_id, Operation::SendImmediate { data }, payload.into())
+    }
+
     /// Writes to the peer's memory. The peer's application is not notified: send a message after the write.
     pub fn write(wr_id: u64, payload: impl Into<Payload<'a>>, remote: Remote) -> Self {
         Self::new(wr_id, Operation::Write { remote }, payload.into())

@@ -232,6 +232,9 @@ impl QueuePair {
         if self.versions == Versions::Rdmac && operation.is_extension() {
             return Err(PostError::NoExtensions);
         }
+        if matches!(operation, Operation::SendImmediate { .. }) && !self.send_immediate {
+            return Err(PostError::NoSendImmediate);
+        }
         Ok(Progress::Posted)
     }
 

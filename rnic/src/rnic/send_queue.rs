@@ -228,7 +228,13 @@ impl SendQueue {
         let fits = match (request.operation, request.payload) {
             (Operation::FastRegister { .. }, payload) => matches!(payload, Payload::Memory(_)),
             (_, Payload::Memory(_)) => false,
-            (Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. }, _) => true,
+            (
+                Operation::Send { .. }
+                | Operation::SendImmediate { .. }
+                | Operation::Write { .. }
+                | Operation::WriteImmediate { .. },
+                _,
+            ) => true,
             (
                 Operation::Immediate { .. }
                 | Operation::LocalInvalidate { .. }

@@ -145,6 +145,7 @@ impl End {
             revision,
             peer_to_peer: rtr.is_some(),
             rtr,
+            send_immediate: revision == Revision::Two,
         };
         let agreed = xwarp_tcp::framing::Agreed::Mpa(agreed);
         self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new() });

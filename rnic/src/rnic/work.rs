@@ -102,6 +102,12 @@ pub enum Operation {
         /// Key of the peer that delivery of the message invalidates.
         invalidate: Option<STag>,
     },
+    /// A message into the peer's next receive, with four bytes for its completion. Only a peer that negotiated this extension
+    /// has it ([`PostError::NoSendImmediate`](super::PostError::NoSendImmediate)).
+    SendImmediate {
+        /// The four bytes.
+        data: [u8; 4],
+    },
     /// Bytes into the peer's memory (RFC 5040 section 5.1).
     Write {
         /// The destination.
@@ -179,7 +185,7 @@ impl Operation {
     /// The kind of operation in its completion.
     pub const fn opcode(&self) -> Opcode {
         match self {
-            Self::Send { .. } => Opcode::Send,
+            Self::Send { .. } | Self::SendImmediate { .. } => Opcode::Send,
             Self::Write { .. } | Self::WriteImmediate { .. } => Opcode::RdmaWrite,
             Self::Read { .. } => Opcode::RdmaRead,
             Self::Immediate { .. } => Opcode::Immediate,
@@ -356,7 +362,7 @@ pub enum Opcode {
     BindWindow,
     /// A fast registration.
     FastRegister,
-    /// A receive that a Send consumed, or that was flushed.
+    /// A receive that a Send consumed, with or without immediate data, or that was flushed.
     Recv,
     /// A receive that Immediate Data consumed.
     RecvImmediate,
@@ -417,7 +423,7 @@ pub struct WorkCompletion {
     pub byte_len: u32,
     /// Receive: the key that the message invalidated.
     pub invalidated: Option<STag>,
-    /// Receive: the Immediate Data.
+    /// Receive: the Immediate Data. A Send with immediate data has four bytes, which zeros follow.
     pub immediate: Option<[u8; 8]>,
     /// Receive: the sender set the solicited-event flag.
     pub solicited: bool,

@@ -12,3 +12,4 @@ mod rfc5041;
 mod rfc5042;
 mod rfc6581;
 mod rfc7306;
+mod send_immediate;

@@ -149,7 +149,7 @@ impl World {
     /// A connected world; `attributes` changes the default attributes of the queue pair.
     pub fn with(attributes: impl FnOnce(&mut Engine, QpAttributes) -> QpAttributes) -> Self {
         let mut world = Self::unconnected(attributes);
-        world.card.engine.listen(&mut world.card.link, None, PORT, 8, 1500, None).unwrap();
+        world.listen();
         world.conn = world.connect(world.qp, MpaConfig::default());
         assert_eq!(world.state(), QpState::Rts);
         // A responder may send only after the initiator's first FPDU: an empty Write.
@@ -180,6 +180,11 @@ impl World {
         };
         let conn = ConnId { index: u32::MAX, generation: 0 };
         Self { wire, now: Instant::ZERO, card, peer, pd, cq, ring, qp, conn, next_port: 40_000 }
+    }
+
+    /// Makes the engine listen.
+    pub fn listen(&mut self) {
+        self.card.engine.listen(&mut self.card.link, None, PORT, 8, 1500, None).unwrap();
     }
 
     /// Connects the peer to the engine's listener, which accepts with `qp`.

@@ -321,7 +321,7 @@ fn rfc5040_s7_1_an_error_of_our_own_sends_the_codes_alone() {
 fn rfc5040_s7_1_the_first_error_is_the_one_in_the_terminate() {
     let mut world = World::new();
     let first = untagged(0x43, 9, 1, 0, true, b"");
-    world.say([first.clone(), write(STag::new(1), 0, b"x"), untagged(0x4f, 0, 1, 0, true, b"")]);
+    world.say([first.clone(), write(STag::new(1), 0, b"x"), untagged(0x4e, 0, 1, 0, true, b"")]);
     let terminate = world.terminate();
     assert_eq!((terminate.numbers(), terminate.ddp), ((1, 2, 1), Some(first)));
 }
@@ -331,7 +331,7 @@ fn rfc5040_s7_1_the_first_error_is_the_one_in_the_terminate() {
 fn rfc5040_s7_2_opcode_and_version_errors() {
     let cases = [
         (untagged(0x4c, 0, 1, 0, true, b""), (0, 2, 6)),
-        (untagged(0x4f, 0, 1, 0, true, b""), (0, 2, 6)),
+        (untagged(0x4e, 0, 1, 0, true, b""), (0, 2, 6)),
         // Known opcodes where they are not allowed: an untagged Write, a tagged Send, a Send on queue 1.
         (untagged(0x40, 0, 1, 0, true, b""), (0, 2, 6)),
         (tagged(0x43, STag::new(0), 0, true, b""), (0, 2, 6)),

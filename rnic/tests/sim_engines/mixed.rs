@@ -185,7 +185,8 @@ fn hosts(
     for (client, end) in clients.iter_mut().zip(2..) {
         let mut plan = || {
             let count = rng.random_range(1..40);
-            Plan::random(rng, count, overtakes)
+            let plan = Plan::random(rng, count, overtakes);
+            if framing == Framing::Mpa { plan.with_immediate_sends() } else { plan }
         };
         let plans = [plan(), plan()];
         let depth = rng.random_range(1..16);

@@ -26,6 +26,10 @@ const CRC: u8 = 0x40;
 const REJECTED: u8 = 0x20;
 const MARKERS: u8 = 0x80;
 const ENHANCED: u8 = 0x10;
+/// Reserved bits: Sends with immediate data are offered.
+const OFFER: u8 = 0x08;
+/// Flags and revision of the first request.
+const REQUEST: (u8, u8) = (MARKERS | CRC | ENHANCED | OFFER, 2);
 
 /// A peer's answer to the bytes of a request.
 type Behaviour = fn(&[u8]) -> Answer;
@@ -207,14 +211,13 @@ fn refuses_both(request: &[u8]) -> Answer {
 
 #[test]
 fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered() {
-    let with = (MARKERS | CRC | ENHANCED, 2);
     let one = (MARKERS | CRC, 1);
     let peers = [
-        (closes as Behaviour, &[with, one][..]),
-        (resets, &[with, one]),
-        (answers_one, &[with, one]),
-        (rejects_two, &[with, one]),
-        (refuses_both, &[with, one, (CRC, 1)]),
+        (closes as Behaviour, &[REQUEST, one][..]),
+        (resets, &[REQUEST, one]),
+        (answers_one, &[REQUEST, one]),
+        (rejects_two, &[REQUEST, one]),
+        (refuses_both, &[REQUEST, one, (CRC, 1)]),
     ];
     for (answer, expected) in peers {
         for (seed, loss) in [(0, 0.0), (1, 0.1), (2, 0.1), (3, 0.1), (4, 0.1)] {
@@ -239,11 +242,10 @@ fn sim_an_initiator_that_prefers_peer_to_peer_mode_connects_to_peers_without_it(
     fn enhanced(_request: &[u8]) -> Answer {
         reply(MARKERS | CRC | ENHANCED, 2)
     }
-    let with = (MARKERS | CRC | ENHANCED, 2);
     for (answer, expected) in [
-        (closes as Behaviour, &[with, (MARKERS | CRC, 1)][..]),
-        (answers_one, &[with, (MARKERS | CRC, 1)]),
-        (enhanced, &[with]),
+        (closes as Behaviour, &[REQUEST, (MARKERS | CRC, 1)][..]),
+        (answers_one, &[REQUEST, (MARKERS | CRC, 1)]),
+        (enhanced, &[REQUEST]),
     ] {
         let mut world = World::new(0, 0.0, answer);
         let (_, event, requests) = world.connect(Some(MpaConfig::default().either_speaks_first()));
@@ -264,11 +266,7 @@ fn sim_a_program_at_one_port_does_not_decide_for_the_services_at_others() {
     world.peer.answer = complete;
     let (_, event, requests) = world.connect(None);
     assert!(matches!(event, CmEvent::Established { .. }), "{event:?}");
-    assert_eq!(
-        requests,
-        [(MARKERS | CRC | ENHANCED, 2)],
-        "the service at the other port has refused nothing"
-    );
+    assert_eq!(requests, [REQUEST], "the service at the other port has refused nothing");
 }
 
 #[test]
@@ -282,7 +280,7 @@ fn sim_rfc6581_s10_an_initiator_that_requires_revision_two_does_not_ask_again() 
         let mpa = MpaConfig { revision: RequestRevision::RequireTwo, ..MpaConfig::default() };
         let (qp, event, requests) = world.connect(Some(mpa));
         assert_eq!(event, CmEvent::ConnectError { qp, reason });
-        assert_eq!(requests, [(MARKERS | CRC | ENHANCED, 2)]);
+        assert_eq!(requests, [REQUEST]);
     }
 }
 
@@ -309,7 +307,7 @@ fn sim_a_peer_that_always_refuses_costs_three_attempts_at_most() {
                 let (qp, event, requests) = world.connect(None);
                 assert_eq!(event, CmEvent::ConnectError { qp, reason: end }, "{seed}");
                 assert_eq!(requests.len(), expected, "{seed}: {requests:?}");
-                assert_eq!(requests[0], (MARKERS | CRC | ENHANCED, 2), "{seed}: nothing is remembered");
+                assert_eq!(requests[0], REQUEST, "{seed}: nothing is remembered");
             }
         }
     }
@@ -325,7 +323,7 @@ fn sim_rubbish_in_answer_to_revision_one_is_final_and_not_remembered() {
         let (qp, event, requests) = world.connect(None);
         let reason = CloseReason::Startup(MpaError::InvalidKey.into());
         assert_eq!(event, CmEvent::ConnectError { qp, reason });
-        assert_eq!(requests, [(MARKERS | CRC | ENHANCED, 2), (MARKERS | CRC, 1)]);
+        assert_eq!(requests, [REQUEST, (MARKERS | CRC, 1)]);
     }
 }
 

@@ -44,6 +44,8 @@ struct Op {
     signalled: bool,
     fence: bool,
     overtake: bool,
+    /// A Send has immediate data.
+    send_immediate: bool,
 }
 
 impl Op {
@@ -53,6 +55,20 @@ impl Op {
 
     fn immediate(&self) -> [u8; 8] {
         (self.from as u64 * 77).to_be_bytes()
+    }
+
+    /// The immediate data of a Send: the last four of the eight bytes.
+    fn of_send(&self) -> [u8; 4] {
+        *self.immediate().last_chunk().unwrap()
+    }
+
+    /// The immediate data that the receiver gets.
+    fn expected(&self) -> Option<[u8; 8]> {
+        let [a, b, c, d] = self.of_send();
+        match self.kind {
+            Kind::Send => self.send_immediate.then_some([a, b, c, d, 0, 0, 0, 0]),
+            _ => Some(self.immediate()),
+        }
     }
 }
 
@@ -104,6 +120,7 @@ impl Plan {
                 signalled: rng.random_bool(0.6),
                 fence: rng.random_bool(0.1),
                 overtake: may_overtake && rng.random_bool(0.5),
+                send_immediate: false,
             });
         }
         // When the last has completed, all have: then the connection may be closed.
@@ -112,6 +129,14 @@ impl Plan {
             last.overtake = false;
         }
         plan
+    }
+
+    /// The same requests; some Sends have immediate data, which only connections with MPA carry.
+    pub fn with_immediate_sends(mut self) -> Self {
+        for op in &mut self.ops {
+            op.send_immediate = op.from % 3 == 0;
+        }
+        self
     }
 
     fn messages(&self) -> impl Iterator<Item = &Op> {
@@ -321,6 +346,9 @@ impl Talk {
                 let remote = remote(map.source + op.from);
                 (Operation::Read { remote, invalidate: false }, Payload::Gather(&into[..]))
             }
+            Kind::Send if op.send_immediate => {
+                (Operation::SendImmediate { data: op.of_send() }, Payload::Gather(&from[..]))
+            }
             Kind::Send => (Operation::Send { invalidate: None }, Payload::Gather(&from[..])),
             Kind::Immediate => (Operation::Immediate { data: op.immediate() }, Payload::EMPTY),
             Kind::FetchAdd { add } => {
@@ -443,7 +471,7 @@ impl Talk {
         let (op, written) = self.peer_plan.message(number, &self.overtaken);
         let bytes = if let Kind::Send = op.kind { op.len } else { written };
         assert_eq!(completion.byte_len as usize, bytes);
-        assert_eq!(completion.immediate, (!matches!(op.kind, Kind::Send)).then(|| op.immediate()));
+        assert_eq!(completion.immediate, op.expected());
         let place = match op.kind {
             Kind::Send => self.map.receives + completion.wr_id as usize * MOST,
             _ => self.map.sink + op.to,

@@ -115,6 +115,9 @@ pub struct MpaConfig {
     /// RFC 5044 section 7.1.1 allows 512. Linux's siw resets a connection whose request has more than the default, 256,
     /// and its kernel crashes on such a reply. Raise the limit only for peers that are known to accept more.
     pub private_data_bytes: usize,
+    /// Whether Sends with immediate data, an extension of this project, are negotiated with a peer that has them. Other peers
+    /// ignore the offer, which is a bit that RFC 5044 section 7.1.1 reserves.
+    pub send_immediate: bool,
 }
 
 impl Default for MpaConfig {
@@ -132,6 +135,7 @@ impl Default for MpaConfig {
             hold_bytes: 8 << 20,
             max_ird: 128,
             private_data_bytes: 256,
+            send_immediate: true,
         }
     }
 }

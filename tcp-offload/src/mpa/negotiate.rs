@@ -36,6 +36,8 @@ pub struct Offer {
     pub markers: bool,
     /// The initiator requests CRC.
     pub crc: bool,
+    /// The initiator offers Sends with immediate data.
+    pub send_immediate: bool,
 }
 
 /// The result of the negotiation.
@@ -61,6 +63,8 @@ pub struct Agreed {
     pub peer_to_peer: bool,
     /// Initiator in the peer-to-peer model: its RTR.
     pub rtr: Option<Rtr>,
+    /// Both ends have Sends with immediate data.
+    pub send_immediate: bool,
 }
 
 impl RtrOptions {
@@ -103,7 +107,7 @@ impl Revision {
 impl Offer {
     /// The offer that a request makes.
     fn of(request: MpaRequest) -> Self {
-        let MpaRequest { revision, markers, crc, enhanced, private_data } = request;
+        let MpaRequest { revision, markers, crc, enhanced, send_immediate, private_data } = request;
         Self {
             private_data,
             ird: enhanced.map_or(UNNEGOTIATED, |e| e.ird),
@@ -113,6 +117,7 @@ impl Offer {
             peer_to_peer: enhanced.and_then(|e| e.peer_to_peer),
             markers,
             crc,
+            send_immediate,
         }
     }
 }
@@ -167,6 +172,7 @@ pub(crate) fn request(
         revision: revision.number(),
         markers: config.markers != Markers::Off,
         crc: config.crc,
+        send_immediate: config.send_immediate && revision == Revision::Two,
         enhanced,
         private_data,
     };
@@ -189,6 +195,7 @@ pub(crate) fn accept(
     let ord = if offer.ird == UNNEGOTIATED { params.ord } else { params.ord.min(offer.ird) };
     let mut reply = reply(config, offer, params.private_data, ird, ord)?;
     reply.rejected = false;
+    reply.send_immediate = config.send_immediate && offer.send_immediate;
     let agreed = Agreed {
         ird,
         ord,
@@ -200,6 +207,7 @@ pub(crate) fn accept(
         revision: offer.revision,
         peer_to_peer: rtrs.is_some(),
         rtr: None,
+        send_immediate: reply.send_immediate,
     };
     Ok((reply, agreed))
 }
@@ -239,6 +247,7 @@ fn reply(
         crc: config.crc || offer.crc,
         rejected: true,
         enhanced,
+        send_immediate: false,
         private_data,
     })
 }
@@ -295,6 +304,7 @@ pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply
         revision: Revision::of(reply.revision.min(request.revision)),
         peer_to_peer: false,
         rtr: None,
+        send_immediate: request.send_immediate && reply.send_immediate,
     };
     let Some(ours) = request.enhanced else { return ReplyOutcome::Accepted(agreed) };
     let Some(theirs) = reply.enhanced else { return ReplyOutcome::Failed(MpaError::NotEnhanced) };

@@ -19,6 +19,14 @@ const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECTED: u8 = 0x20;
 const FLAG_ENHANCED: u8 = 0x10;
 
+/// The reserved bits of the flags (Res). RFC 5044 section 7.1.1: peers do not check them.
+const RESERVED: u8 = 0x0f;
+/// Request: the reserved bits of an initiator that has Sends with immediate data, an extension of this project.
+const SEND_IMMEDIATE_OFFERED: u8 = 0x08;
+/// Reply: the reserved bits of a responder that agrees to them. They differ from the offer, because Linux's siw answers with the
+/// flags of the request.
+const SEND_IMMEDIATE_AGREED: u8 = 0x04;
+
 /// Control flags A and B are the two bits above the IRD, C and D those above the ORD (RFC 6581 section 9).
 const CONTROL_HIGH: u16 = 0x8000;
 const CONTROL_LOW: u16 = 0x4000;
@@ -46,6 +54,8 @@ pub struct MpaRequest {
     pub crc: bool,
     /// S, and the data that it announces; only in revision 2.
     pub enhanced: Option<Enhanced>,
+    /// The initiator offers Sends with immediate data, an extension of this project; only in revision 2.
+    pub send_immediate: bool,
     /// The ULP's private data.
     pub private_data: Vec<u8>,
 }
@@ -63,6 +73,8 @@ pub struct MpaReply {
     pub rejected: bool,
     /// S, and the data that it announces; only in revision 2.
     pub enhanced: Option<Enhanced>,
+    /// The responder agrees to Sends with immediate data; only in revision 2.
+    pub send_immediate: bool,
     /// The ULP's private data.
     pub private_data: Vec<u8>,
 }
@@ -78,14 +90,17 @@ impl MpaRequest {
             markers: frame.flags & FLAG_MARKERS != 0,
             crc: frame.flags & FLAG_CRC != 0,
             enhanced,
+            send_immediate: frame.extends(SEND_IMMEDIATE_OFFERED),
             private_data: private_data.to_vec(),
         };
         Ok(Some((request, frame.len())))
     }
 
-    /// The frame's bytes. Reserved bits are zero.
+    /// The frame's bytes. The other reserved bits are zero.
     pub fn emit(&self) -> Vec<u8> {
-        let flags = flag(self.markers, FLAG_MARKERS) | flag(self.crc, FLAG_CRC);
+        let flags = flag(self.markers, FLAG_MARKERS)
+            | flag(self.crc, FLAG_CRC)
+            | flag(self.send_immediate, SEND_IMMEDIATE_OFFERED);
         emit(REQUEST_KEY, flags, self.revision, self.enhanced, &self.private_data)
     }
 }
@@ -107,15 +122,18 @@ impl MpaReply {
             crc: frame.flags & FLAG_CRC != 0,
             rejected,
             enhanced,
+            send_immediate: frame.extends(SEND_IMMEDIATE_AGREED),
             private_data: private_data.to_vec(),
         };
         Ok(Some((reply, frame.len())))
     }
 
-    /// The frame's bytes. Reserved bits are zero.
+    /// The frame's bytes. The other reserved bits are zero.
     pub fn emit(&self) -> Vec<u8> {
-        let flags =
-            flag(self.markers, FLAG_MARKERS) | flag(self.crc, FLAG_CRC) | flag(self.rejected, FLAG_REJECTED);
+        let flags = flag(self.markers, FLAG_MARKERS)
+            | flag(self.crc, FLAG_CRC)
+            | flag(self.rejected, FLAG_REJECTED)
+            | flag(self.send_immediate, SEND_IMMEDIATE_AGREED);
         emit(REPLY_KEY, flags, self.revision, self.enhanced, &self.private_data)
     }
 }
@@ -154,6 +172,11 @@ impl<'a> Frame<'a> {
 
     fn len(&self) -> usize {
         FIXED_BYTES + self.private_data.len()
+    }
+
+    /// Whether the reserved bits of a frame of revision 2 are `bits`: any others are ignored.
+    fn extends(&self, bits: u8) -> bool {
+        self.revision >= 2 && self.flags & RESERVED == bits
     }
 
     /// Splits IRD and ORD from the private data. The S bit is reserved below revision 2 and ignored there.
@@ -211,12 +234,13 @@ mod tests {
 
     fn reply() -> impl Strategy<Value = MpaReply> {
         let data = proptest::collection::vec(any::<u8>(), 0..508);
-        (any::<bool>(), any::<bool>(), any::<bool>(), enhanced(), data).prop_map(
-            |(markers, crc, rejected, enhanced, private_data)| MpaReply {
+        (any::<[bool; 4]>(), enhanced(), data).prop_map(
+            |([markers, crc, rejected, immediate], enhanced, private_data)| MpaReply {
                 revision: if enhanced.is_some() { 2 } else { 1 },
                 markers,
                 crc,
                 rejected,
+                send_immediate: immediate && enhanced.is_some(),
                 enhanced,
                 private_data,
             },
@@ -226,9 +250,9 @@ mod tests {
     proptest! {
         #[test]
         fn prop_startup_round_trip_and_every_truncation(reply in reply(), behind: Vec<u8>) {
-            let MpaReply { revision, markers, crc, enhanced, ref private_data, .. } = reply;
-            let request =
-                MpaRequest { revision, markers, crc, enhanced, private_data: private_data.clone() };
+            let MpaReply { revision, markers, crc, enhanced, send_immediate, ref private_data, .. } = reply;
+            let private_data = private_data.clone();
+            let request = MpaRequest { revision, markers, crc, enhanced, send_immediate, private_data };
             let mut bytes = request.emit();
             for cut in 0..bytes.len() {
                 prop_assert_eq!(MpaRequest::parse(&bytes[..cut]), Ok(None));
@@ -291,6 +315,21 @@ mod tests {
         assert_eq!(request.emit()[16], FLAG_MARKERS | FLAG_CRC);
         let (request, _) = MpaRequest::parse(b"MPA ID Req Frame\x0f\x02\x00\x00").unwrap().unwrap();
         assert_eq!(request.emit()[16], 0);
+    }
+
+    #[test]
+    fn an_offer_and_an_agreement_of_sends_with_immediate_data_are_different_reserved_bits() {
+        for bits in 0..=RESERVED {
+            for revision in 0..=2 {
+                let mut bytes = *b"MPA ID Req Frame\x00\x00\x00\x00";
+                bytes[16..18].copy_from_slice(&[bits, revision]);
+                let (request, _) = MpaRequest::parse(&bytes).unwrap().unwrap();
+                assert_eq!(request.send_immediate, (bits, revision) == (8, 2), "{bits:x} {revision}");
+                bytes[..16].copy_from_slice(REPLY_KEY);
+                let (reply, _) = MpaReply::parse(&bytes).unwrap().unwrap();
+                assert_eq!(reply.send_immediate, (bits, revision) == (4, 2), "{bits:x} {revision}");
+            }
+        }
     }
 
     #[test]

@@ -18,12 +18,27 @@ use crate::support::{CONN, End, LISTENER, connect, path, ulpdus};
 
 fn request() -> MpaRequest {
     let enhanced = Some(Enhanced { ird: 16, ord: 8, peer_to_peer: None });
-    MpaRequest { revision: 2, markers: false, crc: true, enhanced, private_data: Vec::new() }
+    MpaRequest {
+        revision: 2,
+        markers: false,
+        crc: true,
+        enhanced,
+        send_immediate: false,
+        private_data: Vec::new(),
+    }
 }
 
 fn reply() -> MpaReply {
     let enhanced = Some(Enhanced { ird: 16, ord: 8, peer_to_peer: None });
-    MpaReply { revision: 2, markers: false, crc: true, rejected: false, enhanced, private_data: Vec::new() }
+    MpaReply {
+        revision: 2,
+        markers: false,
+        crc: true,
+        rejected: false,
+        enhanced,
+        send_immediate: false,
+        private_data: Vec::new(),
+    }
 }
 
 /// An initiator that has sent its request.
@@ -443,4 +458,26 @@ fn rfc6581_s9_caller_errors() {
     let mut end = End::responder(MpaConfig::default());
     let accept = end.session.accept(&mut end.ulp, CONN, &path(), AcceptParams::default());
     assert_eq!(accept.unwrap_err(), SetupError::NoRequest);
+}
+
+/// An extension of this project, by reserved bits of the flags. Linux's siw answers with the flags of the request.
+#[test]
+fn sends_with_immediate_data_need_an_offer_and_an_agreement() {
+    let with = |send_immediate| MpaConfig { send_immediate, ..MpaConfig::default() };
+    let agreed = |end: &End| end.ulp.established().unwrap().send_immediate;
+    for (offered, granted) in [(true, true), (true, false), (false, true), (false, false)] {
+        let offer = MpaRequest { send_immediate: offered, ..request() };
+        let (responder, reply) = accepted(with(granted), &offer, 4, 4);
+        let both = offered && granted;
+        assert_eq!((agreed(&responder), reply.send_immediate), (both, both));
+        let initiator = replied(with(offered), &MpaReply { send_immediate: granted, ..reply });
+        assert_eq!(agreed(&initiator), both);
+    }
+    let mut bytes = reply().emit();
+    bytes[16] |= 0x08;
+    let (echoed, _) = MpaReply::parse(&bytes).unwrap().unwrap();
+    assert!(!agreed(&replied(MpaConfig::default(), &echoed)));
+    // Revision 1 has no extensions.
+    let old = MpaRequest { revision: 1, enhanced: None, ..request() };
+    assert!(!accepted(MpaConfig::default(), &old, 4, 4).1.send_immediate);
 }

@@ -68,8 +68,14 @@ impl<'a> Peer<'a> {
 
     /// An MPA Request, next in order.
     fn request(&mut self) -> Vec<u8> {
-        let request =
-            MpaRequest { revision: 1, markers: false, crc: true, enhanced: None, private_data: Vec::new() };
+        let request = MpaRequest {
+            revision: 1,
+            markers: false,
+            crc: true,
+            enhanced: None,
+            send_immediate: false,
+            private_data: Vec::new(),
+        };
         self.raw.data(&request.emit())
     }
 

@@ -25,8 +25,14 @@ impl Stranger {
         let syn = this.peer.syn();
         lab.stranger.inject(&syn);
         this.receive(lab);
-        let request =
-            MpaRequest { revision: 1, markers: false, crc: true, enhanced: None, private_data: Vec::new() };
+        let request = MpaRequest {
+            revision: 1,
+            markers: false,
+            crc: true,
+            enhanced: None,
+            send_immediate: false,
+            private_data: Vec::new(),
+        };
         let request = this.peer.data(&request.emit());
         lab.stranger.inject(&request);
         this.receive(lab);

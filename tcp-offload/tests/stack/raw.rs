@@ -77,8 +77,14 @@ impl RawPeer {
 
     /// Sends an MPA Request without markers.
     pub fn request(&mut self, lab: &mut Lab) {
-        let request =
-            MpaRequest { revision: 1, markers: false, crc: true, enhanced: None, private_data: Vec::new() };
+        let request = MpaRequest {
+            revision: 1,
+            markers: false,
+            crc: true,
+            enhanced: None,
+            send_immediate: false,
+            private_data: Vec::new(),
+        };
         self.send_data(lab, &request.emit());
     }
 

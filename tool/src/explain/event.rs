@@ -64,6 +64,8 @@ pub struct StartUp {
     pub ird: Option<u16>,
     pub ord: Option<u16>,
     pub ready_to_receive: Option<String>,
+    /// Request: an offer of Sends with immediate data. Reply: the agreement to it.
+    pub send_immediate: bool,
     pub private_data_bytes: usize,
 }
 
@@ -80,6 +82,8 @@ pub struct Message {
     pub queue: Option<(u32, u32)>,
     /// STag and tagged offset of a tagged message's first byte.
     pub target: Option<(u32, u64)>,
+    /// The immediate data of a Send.
+    pub immediate: Option<u32>,
     /// The protocol fields of the message, for kinds that have them.
     pub detail: Option<String>,
     /// Whether its first or last segments are missing in the capture.
@@ -118,6 +122,7 @@ impl StartUp {
             ird: enhanced.map(|e| e.ird),
             ord: enhanced.map(|e| e.ord),
             ready_to_receive: enhanced.and_then(|e| e.peer_to_peer).map(names),
+            send_immediate: false,
             private_data_bytes: private_data.len(),
         }
     }
@@ -125,13 +130,17 @@ impl StartUp {
 
 impl From<&MpaRequest> for StartUp {
     fn from(frame: &MpaRequest) -> Self {
-        Self::new(frame.revision, frame.crc, frame.markers, frame.enhanced, &frame.private_data)
+        let send_immediate = frame.send_immediate;
+        let new = Self::new(frame.revision, frame.crc, frame.markers, frame.enhanced, &frame.private_data);
+        Self { send_immediate, ..new }
     }
 }
 
 impl From<&MpaReply> for StartUp {
     fn from(frame: &MpaReply) -> Self {
-        Self::new(frame.revision, frame.crc, frame.markers, frame.enhanced, &frame.private_data)
+        let send_immediate = frame.send_immediate;
+        let new = Self::new(frame.revision, frame.crc, frame.markers, frame.enhanced, &frame.private_data);
+        Self { send_immediate, ..new }
     }
 }
 
@@ -151,6 +160,9 @@ impl fmt::Display for StartUp {
         if let Some(kinds) = &self.ready_to_receive {
             write!(f, ", peer-to-peer mode with {kinds}")?;
         }
+        if self.send_immediate {
+            write!(f, ", Sends with immediate data")?;
+        }
         match self.private_data_bytes {
             0 => write!(f, ", no private data"),
             bytes => write!(f, ", {} of private data", count(bytes as u64, "byte")),
@@ -160,11 +172,14 @@ impl fmt::Display for StartUp {
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, bytes, segments, queue, target, detail, partial, missing_bytes } = self;
+        let Self { kind, bytes, segments, queue, target, immediate, detail, partial, missing_bytes } = self;
         write!(f, "{kind}")?;
         match detail {
             Some(detail) => write!(f, ": {detail}")?,
             None => write!(f, " of {}", count(*bytes, "byte"))?,
+        }
+        if let Some(data) = immediate {
+            write!(f, ", immediate data {data:#010x}")?;
         }
         if let Some((_, msn)) = queue {
             write!(f, ", MSN {msn}")?;

@@ -206,8 +206,14 @@ fn begin(kind: MessageType, header: &Header, payload: &[u8], frame: u64) -> Open
         }
         _ => None,
     };
+    let immediate = match (kind, header) {
+        (MessageType::SendImmediate { .. }, Header::Untagged(u)) => Some(u.word),
+        _ => None,
+    };
+    let (bytes, segments, missing_bytes) = (0, 0, 0);
+    let name = name(kind);
     let message =
-        Message { kind: name(kind), bytes: 0, segments: 0, queue, target, detail, partial, missing_bytes: 0 };
+        Message { kind: name, bytes, segments, queue, target, immediate, detail, partial, missing_bytes };
     Open { message, kind, frame }
 }
 
@@ -235,6 +241,8 @@ fn name(kind: MessageType) -> &'static str {
         MessageType::Immediate { solicited: true } => "Immediate Data with Solicited Event",
         MessageType::AtomicRequest => "Atomic Request",
         MessageType::AtomicResponse => "Atomic Response",
+        MessageType::SendImmediate { solicited: false } => "Send with Immediate Data",
+        MessageType::SendImmediate { solicited: true } => "Send with Immediate Data and Solicited Event",
     }
 }
 
@@ -250,7 +258,9 @@ pub fn is_plausible(ulpdu: &Ulpdu<'_>, versions: Versions) -> bool {
         Header::Untagged(u) => {
             let queue = match message {
                 MessageType::Write | MessageType::ReadResponse => return false,
-                MessageType::Send { .. } | MessageType::Immediate { .. } => 0,
+                MessageType::Send { .. }
+                | MessageType::Immediate { .. }
+                | MessageType::SendImmediate { .. } => 0,
                 MessageType::ReadRequest | MessageType::AtomicRequest => 1,
                 MessageType::Terminate => 2,
                 MessageType::AtomicResponse => 3,

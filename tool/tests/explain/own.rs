@@ -18,7 +18,7 @@ use super::{events, lines, summaries, words};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A session with markers in both directions: a Send of 5000 bytes, then an RDMA Write to a key that does not exist.
+/// A session with markers in both directions: a Send of 5000 bytes with immediate data, then an RDMA Write to a key that does not exist.
 /// Returns the client's capture.
 fn session() -> Vec<u8> {
     static SESSIONS: AtomicU32 = AtomicU32::new(0);
@@ -49,7 +49,8 @@ fn session() -> Vec<u8> {
         let outbox = pd.allocate(5000, Access::empty()).unwrap();
         let options = ConnectOptions { private_data: b"who I am".to_vec(), ..ConnectOptions::default() };
         let connection = client.connect(&qp, (sim::ipv4(1), 4791).into(), options, LIMIT).unwrap();
-        qp.post_send(&WorkRequest::send(1, outbox.sge(0, 5000)).signaled()).unwrap();
+        let message = WorkRequest::send_with_immediate(1, outbox.sge(0, 5000), [0, 1, 2, 255]);
+        qp.post_send(&message.signaled()).unwrap();
         cq.spin(LIMIT).unwrap().check().unwrap();
         let nowhere = Remote { key: xwarp_verbs::STag::new(0xdead_0700), offset: 0x1000 };
         qp.post_send(&WorkRequest::write(2, Payload::Inline(b"not wanted"), nowhere)).unwrap();
@@ -67,9 +68,11 @@ fn markers_and_the_terminate_of_an_own_session_are_understood() {
     let text = words(&capture);
     for line in [
         "MPA Request: revision 2, wants CRC, wants markers",
-        "8 bytes of private data",
+        "Sends with immediate data, 8 bytes of private data",
+        "MPA Reply: revision 2, wants CRC, wants markers",
+        "Sends with immediate data, no private data",
         "agreed: MPA revision 2, CRC, markers in both directions",
-        "client  Send of 5000 bytes, MSN 1, in 4 segments",
+        "client  Send with Immediate Data of 5000 bytes, immediate data 0x000102ff, MSN 1, in 4 segments",
         "client  RDMA Write of 10 bytes to STag 0xdead0700 offset 0x1000",
         "server  TERMINATE: ",
         "; it blames the peer's RDMA Write of 10 bytes, which begins in frame ",
@@ -116,6 +119,6 @@ fn a_file_that_is_still_being_written_is_explained_to_its_end() {
     assert_eq!(output.status.code(), Some(1));
     let (text, errors) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert!(text.contains("Send of 5000 bytes"), "{text}");
+    assert!(text.contains("Send with Immediate Data of 5000 bytes"), "{text}");
     assert!(errors.contains("ends within a packet"), "{errors}");
 }

@@ -104,12 +104,16 @@ impl Gathered {
 /// Estimate of the bytes of a request on the wire.
 fn wire_bytes(request: &WorkRequest<'_>) -> usize {
     let payload = match (&request.operation, &request.payload) {
-        (Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. }, payload) => {
-            match payload {
-                Payload::Inline(bytes) => bytes.len(),
-                payload => payload.pieces().iter().map(|piece| piece.len as usize).sum(),
-            }
-        }
+        (
+            Operation::Send { .. }
+            | Operation::SendImmediate { .. }
+            | Operation::Write { .. }
+            | Operation::WriteImmediate { .. },
+            payload,
+        ) => match payload {
+            Payload::Inline(bytes) => bytes.len(),
+            payload => payload.pieces().iter().map(|piece| piece.len as usize).sum(),
+        },
         _ => 0,
     };
     payload.saturating_add(FRAMING_BYTES)

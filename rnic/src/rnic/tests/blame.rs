@@ -102,7 +102,7 @@ fn a_terminate_that_quotes_an_unsent_segment_fails_no_request() {
         tagged(0x40, 5, 4),
         tagged(0x40, 5, u64::MAX),
         tagged(0x42, 5, 0),
-        tagged(0x4f, 5, 0),
+        tagged(0x4e, 5, 0),
     ];
     for header in quotes {
         let mut pair = Pair::new();

@@ -297,6 +297,7 @@ fn requests_are_answered_once_and_their_end_is_reported() {
         peer_to_peer: None,
         markers: false,
         crc: true,
+        send_immediate: false,
     });
     let conn = |index| ConnId { index, generation: 9 };
     for index in 1..4 {

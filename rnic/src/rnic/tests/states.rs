@@ -164,7 +164,7 @@ const TRIGGERS: &[Trigger] = triggers! {
         framing_error(&mut case.pair.b, MpaError::Crc);
         take_from_peer(case)
     },
-    "unknown opcode" => |case| shown(&case.pair.a.take(&[0x41, 0x4f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0])),
+    "unknown opcode" => |case| shown(&case.pair.a.take(&[0x41, 0x4e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0])),
     "truncated" => |case| shown(&case.pair.a.take(&[0x41, 0x43, 0, 0])),
     "truncated, beyond a gap" => |case| shown(&case.pair.a.place(&[0x41, 0x43, 0, 0], Arrival::Early).map(|_| ())),
     "event: streaming data" => |case| event(case, Event::Streaming { listener: None, path: path() }),
@@ -375,6 +375,7 @@ fn accepting() -> Case {
         revision: Revision::Two,
         markers: false,
         crc: true,
+        send_immediate: false,
         ird: 1,
         ord: 1,
         enhanced: true,
