@@ -43,6 +43,13 @@ pub fn post(error: PostError) -> Errno {
     match error {
         PostError::QueueFull(_) => Errno::ENOMEM,
         PostError::NoExtensions => Errno::EOPNOTSUPP,
+        // Programs wait for its arrival, some without a look at the error.
+        PostError::NoSendImmediate => {
+            explain(
+                &"a Send with immediate data and a payload is refused: the peer does not have this extension of xwarp's (docs/compat.md)",
+            );
+            Errno::EOPNOTSUPP
+        }
         PostError::DeviceFailed => Errno::EIO,
         _ => Errno::EINVAL,
     }

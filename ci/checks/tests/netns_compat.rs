@@ -223,7 +223,34 @@ fn netns_compat_the_state_sqd_closes_the_connection() {
 
 #[test]
 fn netns_compat_requests_that_cannot_be_are_refused() {
-    let said = pair_of("refusals");
+    pair_of("refusals");
+}
+
+/// Runs `tests/compat/immediate.c` at both ends, the client with these variables. Returns what the client says.
+fn immediate(case: &str, variables: &[(&str, &str)]) -> String {
+    let lab = lab();
+    let program = compiled(&lab, "immediate", &["-libverbs", "-lrdmacm"]).unwrap();
+    let address = lab.address(Side::B, Family::V4);
+    let mut server = start(&lab, Side::B, &format!("{program} server - {case}")).unwrap();
+    server.wait_for("listening", LIMIT).unwrap();
+    let client = start_with(&lab, Side::A, variables, &format!("{program} client {address} {case}")).unwrap();
+    let client = client.finish(LIMIT);
+    let client = client.unwrap_or_else(|error| panic!("{error:#}\nthe server said: {}", server.output()));
+    assert!(server.finish(LIMIT).unwrap().contains("done"));
+    client
+}
+
+#[test]
+fn netns_compat_sends_carry_immediate_data_and_a_payload() {
+    for (case, markers) in [("own", "prefer"), ("own", "off"), ("srq", "prefer")] {
+        assert!(immediate(case, &[("XWARP_MARKERS", markers)]).contains("done"));
+    }
+}
+
+/// Revision 1 of MPA stands for a peer without the extension.
+#[test]
+fn netns_compat_sends_with_immediate_data_are_refused_once_without_the_peers_agreement() {
+    let said = immediate("refused", &[("XWARP_MPA_REVISION", "1")]);
     assert_eq!(said.matches("xwarp: a Send with immediate data and a payload").count(), 1, "{said}");
 }
 

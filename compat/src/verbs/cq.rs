@@ -186,6 +186,7 @@ fn completion(from: &WorkCompletion) -> ibv_wc {
         qp_num: from.context as u32,
         ..ibv_wc::default()
     };
+    // A Send with immediate data and a payload has zeros behind its four octets, and is of opcode `Recv` already.
     if let Some([a, b, c, d, .., is_send]) = from.immediate {
         wc.imm_data = u32::from_ne_bytes([a, b, c, d]);
         wc.wc_flags |= WC_WITH_IMM;

@@ -66,16 +66,13 @@ pub fn flags(from: u32) -> SendFlags {
     flags
 }
 
-/// A Send with immediate data: RFC 7306 has Immediate Data without a payload only.
-pub fn send_immediate(data: u32, bytes: usize) -> Result<Operation, Errno> {
+/// A Send with immediate data and `bytes` of payload. Without a payload it is RFC 7306's, which more peers have.
+pub fn send_immediate(data: u32, bytes: usize) -> Operation {
     if bytes > 0 {
-        // Programs wait for its arrival, some without a look at the error.
-        failure::explain(
-            &"a Send with immediate data and a payload is refused, because iWARP has no such message (docs/compat.md)",
-        );
-        return Err(Errno::EOPNOTSUPP);
+        Operation::SendImmediate { data: data.to_ne_bytes() }
+    } else {
+        Operation::Immediate { data: immediate_octets(data, true) }
     }
-    Ok(Operation::Immediate { data: immediate_octets(data, true) })
 }
 
 /// The operation of a work request with the payload `list`.
@@ -86,7 +83,7 @@ fn operation(from: &ibv_send_wr, list: &[ibv_sge]) -> Result<Operation, Errno> {
     Ok(match from.opcode {
         wr::SEND => Operation::Send { invalidate: None },
         wr::SEND_WITH_INV => Operation::Send { invalidate: Some(STag::new(from.imm_data)) },
-        wr::SEND_WITH_IMM => send_immediate(from.imm_data, bytes())?,
+        wr::SEND_WITH_IMM => send_immediate(from.imm_data, bytes()),
         wr::RDMA_WRITE => Operation::Write { remote: place() },
         wr::RDMA_WRITE_WITH_IMM => {
             Operation::WriteImmediate { remote: place(), data: immediate_octets(from.imm_data, false) }

@@ -39,7 +39,7 @@ pub struct Draft {
 #[derive(Clone, Copy)]
 struct Built {
     operation: Operation,
-    /// Immediate data of a Send, which becomes the operation once it is known that there is no payload.
+    /// Immediate data of a Send, whose operation depends on whether there is a payload.
     send_immediate: Option<u32>,
     wr_id: u64,
     flags: SendFlags,
@@ -111,16 +111,15 @@ impl Draft {
         append_bytes_to(&mut self.data, address, len)
     }
 
-    /// Replaces the operation of Sends whose immediate data forbids a payload.
-    fn finish(&mut self) -> Result<(), Errno> {
+    /// Replaces the operation of Sends with immediate data.
+    fn finish(&mut self) {
         for request in &mut self.requests {
             if let Some(data) = request.send_immediate {
                 let pieces = self.pieces.get(request.first_piece..).unwrap_or_default();
                 let pieces = pieces.iter().take(request.pieces).map(|piece| piece.len as usize);
-                request.operation = send_immediate(data, request.bytes + pieces.sum::<usize>())?;
+                request.operation = send_immediate(data, request.bytes + pieces.sum::<usize>());
             }
         }
-        Ok(())
     }
 
     fn request(&self, built: &Built) -> WorkRequest<'_> {
@@ -145,7 +144,7 @@ impl Draft {
         if let Some(error) = self.error {
             return Err(error);
         }
-        self.finish()?;
+        self.finish();
         let posted = match self.requests.as_slice() {
             [] => Ok(()),
             [only] => {
