@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write as _},
-    net::{Shutdown, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr},
     ops::Range,
     os::fd::OwnedFd,
     sync::{
@@ -42,7 +42,7 @@ use crate::{
 
 /// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Stack of a thread, in bytes.
+/// Stack of a thread in bytes, beside what the C library takes of it.
 const STACK_BYTES: usize = 128 << 10;
 /// After a piece of this length, the leg may have more data.
 const LONG_BYTES: usize = 16 << 10;
@@ -133,15 +133,11 @@ impl Watched {
     }
 }
 
-/// A listening socket on the loopback for one connection.
+/// A listening socket of the library for one connection from this host.
 #[derive(Debug)]
 pub struct Gate {
     socket: OwnedFd,
     pub address: SocketAddr,
-}
-
-fn loopback(six: bool) -> SocketAddr {
-    if six { ([0, 0, 0, 0, 0, 0, 0, 1], 0).into() } else { ([127, 0, 0, 1], 0).into() }
 }
 
 fn tcp_socket(six: bool) -> io::Result<OwnedFd> {
@@ -154,11 +150,12 @@ fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
 }
 
 impl Gate {
-    /// Opens a gate of the family of the program's socket.
-    pub fn open(six: bool) -> io::Result<Self> {
-        let socket = tcp_socket(six)?;
-        bind(&socket, &loopback(six))?;
-        listen(&socket, 4)?;
+    /// Opens a gate at the address `ip` of this host, which is that of the connection over SDP: the address that a program without
+    /// the table of names sees is never one of the loopback.
+    pub fn open(ip: IpAddr) -> io::Result<Self> {
+        let socket = tcp_socket(ip.is_ipv6())?;
+        bind(&socket, &SocketAddr::new(ip, 0))?;
+        listen(&socket, 16)?;
         Ok(Self { address: local_address(&socket)?, socket })
     }
 
@@ -174,7 +171,12 @@ impl Gate {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let (leg, from) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC)?;
+            let (leg, from) = match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC) {
+                Ok(accepted) => accepted,
+                // One that another process has opened and reset.
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::AGAIN) => continue,
+                Err(error) => return Err(error.into()),
+            };
             if from.and_then(|from| SocketAddr::try_from(from).ok()) == Some(program) {
                 return Ok(numbers::out_of_the_way(leg));
             }
@@ -182,7 +184,7 @@ impl Gate {
     }
 }
 
-/// A leg that will be connected to the program's listening socket at `service`, and its address.
+/// A leg that will be connected to the program's listening socket at `service`, an address of this host, and its own address.
 pub fn leg(service: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     let leg = numbers::out_of_the_way(tcp_socket(service.is_ipv6())?);
     bind(&leg, &SocketAddr::new(service.ip(), 0))?;
@@ -210,7 +212,7 @@ impl Joined {
 }
 
 fn thread(name: &str) -> thread::Builder {
-    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
+    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES + sys::least_stack_bytes())
 }
 
 impl Watch {
