@@ -203,6 +203,50 @@ pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
     Ok(messages)
 }
 
+/// The dissector of Sends with immediate data.
+const SEND_IMMEDIATE_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/send-immediate.lua");
+
+/// The results of the dissector of Sends with immediate data for a capture.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ImmediateSends {
+    /// Frames with an offer.
+    pub offered: usize,
+    /// Frames with an agreement.
+    pub agreed: usize,
+    /// Data and solicited event of each message, in order.
+    pub messages: Vec<(u32, bool)>,
+}
+
+/// Runs tshark with the dissector of Sends with immediate data on a capture without markers.
+pub fn immediate_sends(path: &Path) -> Result<ImmediateSends> {
+    let mut command = tshark(path)?;
+    // Those that were left to the kernel are partial, and Wireshark would not reassemble their segments.
+    command.args(["-o", "tcp.check_checksum:FALSE", "-X", &format!("lua_script:{SEND_IMMEDIATE_SCRIPT}")]);
+    command.args(["-Y", "sendimm", "-T", "fields", "-E", "separator=/t", "-E", "aggregator=|"]);
+    for field in ["offered", "agreed", "data", "solicited", "last"] {
+        command.args(["-e", &format!("sendimm.{field}")]);
+    }
+    let output = command.output().context("cannot run tshark: is it installed?")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && !errors.contains("send-immediate.lua"), "tshark: {}", errors.trim());
+    let mut found = ImmediateSends::default();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let mut columns = line.split('\t');
+        let [offered, agreed, data, solicited, last] = [(); 5].map(|()| columns.next().unwrap_or_default());
+        found.offered += usize::from(!offered.is_empty());
+        found.agreed += usize::from(!agreed.is_empty());
+        for ((data, solicited), last) in data.split('|').zip(solicited.split('|')).zip(last.split('|')) {
+            // tshark writes booleans as numbers, or since 4.2 as words.
+            let is_true = |word| matches!(word, "1" | "True");
+            if is_true(last) {
+                let data = u32::from_str_radix(data.trim_start_matches("0x"), 16)?;
+                found.messages.push((data, is_true(solicited)));
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// The dissector of RDMA/TCP of 2000.
 const RDMA_TCP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rdma-tcp.lua");
 
