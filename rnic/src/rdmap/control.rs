@@ -76,9 +76,9 @@ impl MessageType {
         }
     }
 
-    /// The type that the opcode in the control field `byte` names; `None` for reserved opcodes.
-    const fn of_byte(byte: u8) -> Option<Self> {
-        Some(match byte & 0x0f {
+    /// The type with this opcode of the RFCs; `None` for the others.
+    const fn from_opcode(opcode: u8) -> Option<Self> {
+        Some(match opcode {
             0x0 => Self::Write,
             0x1 => Self::ReadRequest,
             0x2 => Self::ReadResponse,
@@ -91,9 +91,17 @@ impl MessageType {
             0x9 => Self::Immediate { solicited: true },
             0xa => Self::AtomicRequest,
             0xb => Self::AtomicResponse,
-            EXPERIMENTAL => Self::SendImmediate { solicited: byte & SEND_IMMEDIATE_SOLICITED != 0 },
             _ => return None,
         })
+    }
+
+    /// The type of our extension that the control field `byte` names. Apart from the others, which are nearly all messages.
+    #[cold]
+    const fn of_extension(byte: u8) -> Option<Self> {
+        match byte & 0x0f {
+            EXPERIMENTAL => Some(Self::SendImmediate { solicited: byte & SEND_IMMEDIATE_SOLICITED != 0 }),
+            _ => None,
+        }
     }
 
     pub(crate) const fn carriage(self) -> Carriage {
@@ -132,9 +140,12 @@ impl Control {
         if versions != Versions::Ietf && opcode > LAST_OF_RFC_5040 {
             return Err(InvalidControl(RdmapError::UnexpectedOpcode));
         }
-        match MessageType::of_byte(byte) {
+        match MessageType::from_opcode(opcode) {
             Some(message) => Ok(Self { message }),
-            None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
+            None => match MessageType::of_extension(byte) {
+                Some(message) => Ok(Self { message }),
+                None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
+            },
         }
     }
 
