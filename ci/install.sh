@@ -1,8 +1,8 @@
 # Sourced by the scripts beside it, which first call `help_if_asked "$@"`. `need_rust` finds or installs a toolchain, `install_needs
 # PACKAGE...` installs the missing ones of these Debian packages; when nothing is missing neither uses the network.
 
-# Packages for building: the crates compile libbpf and libelf from source.
-BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config make gcc libc6-dev libc6-dev-i386)
+# Packages for building: the crates compile libbpf, libelf and libxdp from source.
+BUILD_PACKAGES=(clang llvm m4 libelf-dev zlib1g-dev pkg-config make gcc libc6-dev libc6-dev-i386)
 # Packages for the lab.
 LAB_PACKAGES=(iproute2 ethtool procps)
 # Packages for ci/package: strip, and what dpkg-deb needs.

@@ -15,7 +15,7 @@
 //! | [`idle`] | the cost of a device without traffic |
 //! | [`order`] | the requests of a baseline or raw test's client to its server |
 //! | [`compare`] | all of them, interleaved, with ratios |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod baseline;
 pub mod compare;

@@ -16,7 +16,7 @@ pub use self::{
     compare::{CompareArgs, Group},
     ignored::IgnoredArgs,
     pacing::{PacingArgs, RateLimitUnit},
-    references::{IdleArgs, RawArgs, TcpArgs},
+    references::{IdleArgs, RawArgs, TcpArgs, WireArg},
 };
 use crate::units::{RateUnit, parse_bytes};
 

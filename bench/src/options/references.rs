@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{AmountArgs, DeviceArgs, MeetArgs, ModeArg, OutputArgs, parse_seconds};
 use crate::units::parse_bytes;
@@ -46,12 +46,35 @@ pub struct RawArgs {
     /// How frames are sent and received
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub mode: ModeArg,
+    /// The library that sends and receives the frames; both ends should choose the same
+    #[arg(long, value_enum, value_name = "LIBRARY", default_value_t = WireArg::Driver)]
+    pub over: WireArg,
     /// Sleep until a frame arrives instead of polling
     #[arg(short = 'e', long)]
     pub events: bool,
     /// Frames in flight before the sender waits for an acknowledgement (bandwidth only)
     #[arg(long, value_name = "FRAMES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=1024))]
     pub window: u32,
+}
+
+/// `--over`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WireArg {
+    /// xwarp's driver.
+    Driver,
+    /// The crate xsk-rs with libxdp's program, on the one queue on which the frames arrive. While it runs, the kernel gets no frame
+    /// of that queue. Needs --mode generic or copy; copy takes an MTU of at most 3506.
+    XskRs,
+}
+
+impl WireArg {
+    /// Name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "xwarp's driver",
+            Self::XskRs => "xsk-rs",
+        }
+    }
 }
 
 /// `idle`.

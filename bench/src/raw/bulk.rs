@@ -8,6 +8,7 @@ use super::{
     end::{End, Wait},
     frame::Kind,
     meet::Asked,
+    wire::Wire,
 };
 use crate::{
     cpu,
@@ -88,7 +89,7 @@ impl Flight {
 
 /// The client: sends messages for a time, or a number of them. Messages that are longer than a frame make a stream of
 /// full frames, as those of a transport do; of shorter ones, each is a frame.
-pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Result<Transfer> {
+pub(super) fn send<W: Wire>(end: &mut End<W>, bytes: u64, amount: Amount, window: u32) -> Result<Transfer> {
     let length = (bytes as usize).min(end.payload_room());
     // The last frame of a message continues with the start of the next one.
     let message = vec![0x5a_u8; bytes as usize + length];
@@ -143,7 +144,7 @@ pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Re
 }
 
 /// The server: receives until the client has finished. Each payload is copied to its place in the message.
-pub(super) fn receive(end: &mut End, bytes: u64) -> Result<Receipt> {
+pub(super) fn receive<W: Wire>(end: &mut End<W>, bytes: u64) -> Result<Receipt> {
     let mut message = vec![0_u8; bytes as usize + end.payload_room()];
     let before = cpu::process_time();
     let (mut at, mut taken) = (0, 0_u64);

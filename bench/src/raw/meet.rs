@@ -11,8 +11,9 @@ use xwarp_tcp::{
 };
 
 use super::{
-    end::{End, Wait, sleep},
+    end::{End, Wait},
     frame::{Head, Kind},
+    wire::{Wire, sleep},
 };
 use crate::{
     order::{Order, Receipt},
@@ -23,26 +24,32 @@ use crate::{
 const LAST_ORDERS: u32 = 3;
 
 /// The client, connected to its server.
-pub(super) struct Client {
-    end: End,
+pub(super) struct Client<W> {
+    end: End<W>,
     /// Number of the current row.
     row: u32,
     _port: PortReservation,
 }
 
-impl Client {
-    pub(super) fn connect(mut interface: Interface, server: SocketAddr, polling: bool) -> Result<Self> {
+impl<W: Wire> Client<W> {
+    /// Finds the way to `server`. `open` makes the wire out of the interface, which has found it.
+    pub(super) fn connect(
+        mut interface: Interface,
+        server: SocketAddr,
+        polling: bool,
+        open: impl FnOnce(Interface, &Path) -> Result<W>,
+    ) -> Result<Self> {
         let resolver = interface.resolver()?;
         let local = resolver.route(server.ip(), None)?.source;
         let port = reserve_port(Some(local), None, interface.attributes().index)?;
         let flow = Flow { local: SocketAddr::new(local, port.port()), remote: server };
         let path = resolver.resolve(flow, CONNECT_LIMIT)?;
         interface.steer(Steer::Flow(flow))?;
-        Ok(Self { end: End::new(interface, &path, polling), row: 0, _port: port })
+        Ok(Self { end: End::new(open(interface, &path)?, &path, polling), row: 0, _port: port })
     }
 
     /// Gives the order of a row and waits until the server has accepted it.
-    pub(super) fn begin(&mut self, order: Order) -> Result<&mut End> {
+    pub(super) fn begin(&mut self, order: Order) -> Result<&mut End<W>> {
         self.row += 1;
         let order = order.emit();
         ask(&mut self.end, Kind::Order, Kind::Accepted, self.row, &order).context("the server's answer")?;
@@ -78,7 +85,7 @@ impl Client {
 }
 
 /// Sends `question` until `answer` to the same row arrives, and returns its payload.
-fn ask(end: &mut End, question: Kind, answer: Kind, row: u32, payload: &[u8]) -> Result<Vec<u8>> {
+fn ask<W: Wire>(end: &mut End<W>, question: Kind, answer: Kind, row: u32, payload: &[u8]) -> Result<Vec<u8>> {
     end.send_checked(question, row, payload)?;
     loop {
         let mut found = None;
@@ -111,8 +118,11 @@ impl Listening {
         Ok(Self { interface, port: reserved })
     }
 
-    /// Waits for the first order, without a limit.
-    pub(super) fn accept(mut self) -> Result<(Server, Order)> {
+    /// Waits for the first order, without a limit. `open` makes the wire out of the interface, which has received it.
+    pub(super) fn accept<W: Wire>(
+        mut self,
+        open: impl FnOnce(Interface, &Path) -> Result<W>,
+    ) -> Result<(Server<W>, Order)> {
         let mut batch = Vec::new();
         loop {
             self.interface.receive(&mut batch, 1);
@@ -122,13 +132,18 @@ impl Listening {
                 self.interface.recycle(frame);
             }
             if let Some((segment, order)) = found {
-                return self.meet(&segment, order);
+                return self.meet(&segment, order, open);
             }
             sleep(&self.interface)?;
         }
     }
 
-    fn meet(mut self, segment: &Segment, order: Order) -> Result<(Server, Order)> {
+    fn meet<W: Wire>(
+        mut self,
+        segment: &Segment,
+        order: Order,
+        open: impl FnOnce(Interface, &Path) -> Result<W>,
+    ) -> Result<(Server<W>, Order)> {
         let attributes = self.interface.attributes();
         // A fixed path: the client's frames show the way back.
         let path = Path {
@@ -141,7 +156,7 @@ impl Listening {
             queue: segment.queue,
         };
         self.interface.steer(Steer::Flow(segment.flow))?;
-        let mut end = End::new(self.interface, &path, order.polling);
+        let mut end = End::new(open(self.interface, &path)?, &path, order.polling);
         let row = segment.seq.value();
         end.send_checked(Kind::Accepted, row, &[])?;
         Ok((Server { end, row, receipt: Receipt::default(), _port: self.port }, order))
@@ -160,8 +175,8 @@ fn read_order(payload: &Pieces<'_>) -> Option<Order> {
 }
 
 /// The server, with its client.
-pub(super) struct Server {
-    end: End,
+pub(super) struct Server<W> {
+    end: End<W>,
     /// Number of the current row.
     row: u32,
     /// Its receipt, once it is finished.
@@ -189,7 +204,7 @@ impl Asked {
     }
 
     /// Answers a repeated order. Returns whether the row is finished.
-    pub(super) fn answer(&mut self, end: &mut End) -> Result<bool> {
+    pub(super) fn answer<W: Wire>(&mut self, end: &mut End<W>) -> Result<bool> {
         if let Some(row) = self.again.take() {
             end.send_checked(Kind::Accepted, row, &[])?;
         }
@@ -197,9 +212,9 @@ impl Asked {
     }
 }
 
-impl Server {
+impl<W: Wire> Server<W> {
     /// The end, for the current row.
-    pub(super) fn end(&mut self) -> &mut End {
+    pub(super) fn end(&mut self) -> &mut End<W> {
         &mut self.end
     }
 

@@ -8,6 +8,7 @@ use super::{
     end::{End, Wait},
     frame::Kind,
     meet::Asked,
+    wire::Wire,
 };
 use crate::{
     options::Amount,
@@ -18,7 +19,7 @@ use crate::{
 };
 
 /// The client: sends a message and waits for its echo.
-pub(super) fn ask(end: &mut End, bytes: u64, amount: Amount) -> Result<Row> {
+pub(super) fn ask<W: Wire>(end: &mut End<W>, bytes: u64, amount: Amount) -> Result<Row> {
     ensure!(
         bytes <= end.payload_room() as u64,
         "raw_lat sends each message in one frame, which takes {} bytes at this MTU",
@@ -61,7 +62,7 @@ pub(super) fn ask(end: &mut End, bytes: u64, amount: Amount) -> Result<Row> {
 }
 
 /// Sends a message and waits for its echo. A message is retransmitted when it or its echo seems to be lost.
-fn exchange(end: &mut End, number: u32, message: &[u8], answer: &mut [u8]) -> Result<()> {
+fn exchange<W: Wire>(end: &mut End<W>, number: u32, message: &[u8], answer: &mut [u8]) -> Result<()> {
     ensure!(end.submit(Kind::Data, number, message), "there is no free frame to send");
     end.flush();
     let mut arrived = false;
@@ -83,7 +84,7 @@ fn exchange(end: &mut End, number: u32, message: &[u8], answer: &mut [u8]) -> Re
 }
 
 /// The server: sends back each message from its own memory until the client has finished.
-pub(super) fn answer(end: &mut End, bytes: u64) -> Result<Receipt> {
+pub(super) fn answer<W: Wire>(end: &mut End<W>, bytes: u64) -> Result<Receipt> {
     let mut message = vec![0; bytes as usize];
     let mut asked = Asked::default();
     loop {

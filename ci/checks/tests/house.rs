@@ -208,9 +208,10 @@ fn house_ignored_tests_are_run() {
 
 /// Files that share memory with the kernel, the application, a device or C programs; only these may contain `unsafe`.
 /// (The tests of the verbs and the fuzz targets register borrowed memory, which is an unsafe verb; the
-/// benchmark of the copy functions calls them directly; two tests fork; the time-stamp counter has no safe function; a signal
-/// handler changes where its thread goes on.)
-const UNSAFE_PLACES: [&str; 17] = [
+/// benchmark of the copy functions calls them directly; two tests fork; the time-stamp counter and xsk-rs have no safe functions;
+/// a signal handler changes where its thread goes on.)
+const UNSAFE_PLACES: [&str; 18] = [
+    "bench/src/raw/xsk.rs",
     "compat/src/boundary.rs",
     "compat/src/faults.rs",
     "compat/src/library.rs",
