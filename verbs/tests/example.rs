@@ -1,4 +1,4 @@
-//! Runs the documented example unchanged, over the in-memory interface; README shows its client.
+//! Runs the documented example unchanged, over the in-memory interface; the crate's documentation shows it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../examples/hello/client.rs"]
