@@ -124,6 +124,49 @@ fn words_of_code() -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
+/// The names that `text` defines: its items, and the fields and variants of its types.
+fn definitions(text: &str) -> BTreeSet<String> {
+    const ITEMS: [&str; 9] = ["fn", "struct", "enum", "const", "static", "trait", "type", "mod", "union"];
+    let mut found = BTreeSet::new();
+    // The indent of the type whose members follow.
+    let mut members: Option<usize> = None;
+    for line in text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end()) {
+        let indent = line.len() - line.trim_start().len();
+        let words: Vec<&str> =
+            line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()).collect();
+        let declared = words.windows(2).filter(|pair| ITEMS.contains(&pair[0]) && !ITEMS.contains(&pair[1]));
+        found.extend(declared.map(|pair| pair[1].to_owned()));
+        match members {
+            Some(outer) if indent <= outer && line.trim() == "}" => members = None,
+            Some(outer) if indent == outer + 4 => {
+                let member = words.iter().find(|word| !["pub", "crate", "super", "in"].contains(*word));
+                found.extend(member.map(|word| (*word).to_owned()));
+            }
+            None if words.iter().any(|word| ["struct", "enum"].contains(word)) && line.ends_with('{') => {
+                members = Some(indent);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The names that each source file defines; of a C file, all its words.
+fn defined() -> BTreeMap<String, BTreeSet<String>> {
+    let words = words_of_code();
+    words
+        .into_iter()
+        .map(|(name, words)| {
+            let names = if Path::new(&name).extension().is_some_and(|ending| ending == "rs") {
+                definitions(&fs::read_to_string(root().join(&name)).unwrap())
+            } else {
+                words
+            };
+            (name, names)
+        })
+        .collect()
+}
+
 /// The folder that the files of a page are relative to, from its line "Files are of `tcp-offload/src/mpa/`".
 fn base_of(page: &Path) -> String {
     let text = fs::read_to_string(page).unwrap();
@@ -145,9 +188,14 @@ fn joined(folder: &str, name: &str) -> String {
 }
 
 /// The names of a cell that the code does not have where the cell says: files and folders, relative to `base` or to the
-/// repository; and names that follow them (``file.rs`: `name`, `other``), of which the last word must be in their code. Names
-/// that stand alone must be somewhere.
-fn unresolved(place: &str, base: &str, code: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+/// repository; and names that follow them (``file.rs`: `name`, `other``): those files must define the last word. Names that
+/// stand alone must be a word of the code somewhere.
+fn unresolved(
+    place: &str,
+    base: &str,
+    code: &BTreeMap<String, BTreeSet<String>>,
+    everywhere: &BTreeSet<String>,
+) -> Vec<String> {
     let mut missing = Vec::new();
     let mut named: Vec<&BTreeSet<String>> = Vec::new();
     let mut last_is_place = false;
@@ -179,12 +227,12 @@ fn unresolved(place: &str, base: &str, code: &BTreeMap<String, BTreeSet<String>>
         last_is_place = false;
         let words = || text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty());
         let is_there = if named.is_empty() {
-            words().all(|word| code.values().any(|file| file.contains(word)))
+            words().all(|word| everywhere.contains(word))
         } else {
             words().next_back().is_none_or(|word| named.iter().any(|file| file.contains(word)))
         };
         if !is_there {
-            missing.push(format!("the code has no {text} there"));
+            missing.push(format!("{text} is not defined there"));
         }
     }
     missing
@@ -192,14 +240,16 @@ fn unresolved(place: &str, base: &str, code: &BTreeMap<String, BTreeSet<String>>
 
 #[test]
 fn house_conformance_rows_name_code_that_exists() {
-    let code = words_of_code();
+    let code = defined();
+    let everywhere = words_of_code().into_values().flatten().collect();
     let mut names = 0;
     let mut missing = Vec::new();
     for path in conformance_pages() {
         let base = base_of(&path);
         for (at, [_, _, _, _, place, _]) in conformance_rows(&path) {
             names += place.matches('`').count() / 2;
-            missing.extend(unresolved(&place, &base, &code).into_iter().map(|what| format!("{at}: {what}")));
+            let unresolved = unresolved(&place, &base, &code, &everywhere);
+            missing.extend(unresolved.into_iter().map(|what| format!("{at}: {what}")));
         }
     }
     assert!(missing.is_empty(), "{}", missing.join("\n"));
@@ -208,12 +258,16 @@ fn house_conformance_rows_name_code_that_exists() {
 
 #[test]
 fn house_names_of_conformance_rows_are_resolved_exactly() {
-    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<BTreeSet<String>>();
+    let writer = "use super::Ulpdu;\nimpl Writer {\n    pub const fn finish(self) -> Ulpdu {\n        pad();\n    }\n}\n";
+    let ulp = "pub(crate) struct Ulpdu<'a> {\n    pub(super) len: usize,\n}\nenum Arrival {\n    Early,\n}\n";
     let code = BTreeMap::from([
-        ("tcp/src/mpa/writer.rs".to_owned(), words(&["fn", "finish"])),
-        ("tcp/src/ulp.rs".to_owned(), words(&["struct", "Ulpdu"])),
+        ("tcp/src/mpa/writer.rs".to_owned(), definitions(writer)),
+        ("tcp/src/ulp.rs".to_owned(), definitions(ulp)),
     ]);
-    let resolved = |place: &str| unresolved(place, "tcp/src/mpa/", &code).is_empty();
+    let everywhere = code.values().flatten().cloned().collect();
+    let resolved = |place: &str| unresolved(place, "tcp/src/mpa/", &code, &everywhere).is_empty();
+    assert!(resolved("`../ulp.rs`: `Ulpdu::len`, `Arrival::Early`"));
+    assert!(!resolved("`writer.rs`: `pad`"), "a call is no definition");
     assert!(resolved("`writer.rs`: `finish`, `../ulp.rs`: `Ulpdu`; also `Ulpdu` alone"));
     assert!(resolved("`tcp/src/ulp.rs`, `writer.rs`: `finish` and `Ulpdu`"));
     assert!(!resolved("`ulp.rs`"), "the file of another folder");
