@@ -228,3 +228,27 @@ fn netns_sdp_identity_a_child_accepts_what_waited_in_its_parent() {
     assert!(output.contains("got 300 of 300"), "{output} {}", server.output());
     assert!(received(&output) > 0, "{output}");
 }
+
+/// A client that starts before its server, and whose server is restarted at another port of SDP, uses SDP again within seconds.
+#[test]
+fn netns_sdp_identity_a_server_that_starts_late_is_found() {
+    let hosts = Hosts::up();
+    let ask = format!("ask {} {PORT} 40 slowly", hosts.address(Side::B));
+    let mut client = hosts.start(Side::A, By::Sdp, &ask);
+    client.wait_for("answer ConnectionRefusedError", LIMIT).unwrap();
+    let mut bytes = 0;
+    for name in ["first", "second"] {
+        let mut server = hosts.serve(By::Sdp, &format!("serve {name} 0.0.0.0 {PORT}"));
+        client.wait_for(&format!("answer {name}"), LIMIT).unwrap();
+        thread::sleep(Duration::from_secs(3));
+        server.signal(rustix::process::Signal::TERM).unwrap();
+        let _ = server.wait(LIMIT).unwrap();
+        bytes += server.arrived().iter().filter(|line| line.contains("sees")).count();
+    }
+    let output = client.finish(LIMIT).unwrap();
+    let shown = answers(&output).iter().filter(|answer| answer.contains(" sees ")).count();
+    let carried = output.lines().filter(|line| line.starts_with("xwarp-sdp: ")).count();
+    // Each answer has more than 20 bytes. The first of each server may use TCP.
+    assert!(bytes > 4 && shown > 4 && carried > 0, "{output}");
+    assert!(received(&output) > 20 * (shown as u64 - 8).max(4), "{shown} answers: {output}");
+}

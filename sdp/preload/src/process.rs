@@ -57,8 +57,8 @@ const STATISTICS_VARIABLE: &str = "XWARP_SDP_STATISTICS";
 
 /// Time limit for connecting over SDP by a blocking call.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The same for a non-blocking call: kernel TCP is tried afterwards.
-const SHORT_LIMIT: Duration = Duration::from_secs(1);
+/// The same for a non-blocking call: kernel TCP is tried afterwards. A lost SYN is retransmitted after one second.
+const SHORT_LIMIT: Duration = Duration::from_secs(3);
 /// Interval at which a listener checks whether the program's listening socket still exists.
 const LOOK: Duration = Duration::from_secs(1);
 /// Attempts to find a source port whose connection the kernel gives to this process, among several that share a port
@@ -310,7 +310,7 @@ impl Process {
             return if what == Use::Sdp { Verdict::Failed(libc::ENETUNREACH) } else { Verdict::Kernel };
         }
         let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
-        let (limit, sends) = if waits { (CONNECT_LIMIT, 3) } else { (SHORT_LIMIT, 1) };
+        let (limit, sends) = if waits { (CONNECT_LIMIT, 5) } else { (SHORT_LIMIT, 3) };
         let connect = || {
             let from = source.ip.map_or_else(|| mapper::source_of(target), Ok)?;
             let port = self.port(Some(from)).ok_or_else(|| io::Error::other("no interface for SDP"))?;

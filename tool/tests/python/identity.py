@@ -3,7 +3,7 @@
 serve NAME HOST PORT [reuse] [six|both]    answers each connection with "NAME sees ADDRESS PORT", and prints it
 execute HOST PORT                          prints what executed children see as the peer of an accepted connection
 leave HOST PORT                            closes its listener after one connection, and goes on
-ask HOST PORT COUNT [device NAME]          connects and prints the answers
+ask HOST PORT COUNT [slowly] [device NAME]          connects and prints the answers
 local HOST PORT SOURCE SOURCE_PORT         the same once, from an address and a port of its choice
 send HOST PORT                             sends 300 bytes and counts those that come back
 pending HOST PORT                          a child connects to a closed port before it accepts what waited in the parent
@@ -94,6 +94,8 @@ def ask(host, port, count, *words):
         except OSError as error:
             print("answer", type(error).__name__, flush=True)
         client.close()
+        if "slowly" in words:
+            time.sleep(0.25)
 
 
 def local(host, port, source, source_port):
