@@ -206,6 +206,14 @@ pub(crate) fn wait_readable<'a>(
     }
 }
 
+/// How long the calling thread has been ready to run without a processor in its life. `None` where the kernel does not count it.
+pub(crate) fn waited_for_processor() -> Option<Duration> {
+    // Opened each time: a descriptor that stays could be closed and reused by the application.
+    let counts = std::fs::read("/proc/thread-self/schedstat").ok()?;
+    let waited = str::from_utf8(&counts).ok()?.split_ascii_whitespace().nth(1)?;
+    Some(Duration::from_nanos(waited.parse().ok()?))
+}
+
 /// Starts a thread.
 #[expect(clippy::disallowed_methods, reason = "the one place that starts threads")]
 pub(crate) fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

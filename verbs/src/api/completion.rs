@@ -15,7 +15,7 @@ use super::{
     channel::{CompletionChannel, CqNotification},
     failure::destroyed,
     handle::Device,
-    progress::lead::Slept,
+    progress::{lead::Slept, spin},
     shared::SharedEngine,
 };
 
@@ -102,6 +102,18 @@ impl CqInner {
         let mut used = self.used();
         let first = used.next();
         first.filter(|_| used.next().is_none()).map(|(engine, _)| engine)
+    }
+
+    /// Sleeps until a frame arrives, at most for `limit`, because others need the processor on which the calling thread polls in vain.
+    /// An application that arms its queue again and again sleeps by itself.
+    #[cold]
+    fn rest(&self, limit: Duration) {
+        let mut polls = true;
+        self.each_engine(|engine| polls &= engine.calls().are_busy());
+        if polls {
+            self.device.rest(self.only_engine(), limit);
+            spin::rested(self.device.shared().clock().now());
+        }
     }
 
     /// The queue's channel, which is made now if it has none.
@@ -204,7 +216,8 @@ impl CompletionQueue {
 
     /// Appends up to `max` completions to `out`, oldest first, and returns their number. When no completion waits, runs
     /// the engine once (see [`Progress`](super::Progress)) and looks again: of several engines, each that has queue pairs which
-    /// complete here and that no other thread runs. Never blocks.
+    /// complete here and that no other thread runs. Does not block, except for half a millisecond when it has found nothing again and
+    /// again and others wait for the caller's processor; a frame ends this rest.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
         self.look(|ring| Some(ring.poll(out, max)).filter(|found| *found > 0)).unwrap_or(0)
     }
@@ -215,25 +228,42 @@ impl CompletionQueue {
         self.look(|ring| Some(ring.poll_each(max, &mut each)).filter(|found| *found > 0)).unwrap_or(0)
     }
 
-    /// A poll that takes completions by `take`, which returns `None` when there is none.
+    /// A poll that takes completions by `take`, which returns `None` when there is none; a caller that polls again and again in vain
+    /// may [rest](CqInner::rest).
     #[inline]
-    fn look<R>(&self, mut take: impl FnMut(&CompletionRing) -> Option<R>) -> Option<R> {
+    fn look<R>(&self, take: impl FnMut(&CompletionRing) -> Option<R>) -> Option<R> {
+        let (found, received) = self.look_awake(take);
+        if received || found.is_some() {
+            spin::found();
+        } else if let Some(limit) = spin::empty(|| self.0.device.shared().clock().now()) {
+            self.0.rest(limit);
+        }
+        found
+    }
+
+    /// [`Self::look`] without a rest. Returns also whether a frame was received.
+    #[inline]
+    fn look_awake<R>(&self, mut take: impl FnMut(&CompletionRing) -> Option<R>) -> (Option<R>, bool) {
         let ring = &self.0.ring;
         self.0.each_engine(SharedEngine::note_poll);
         let found = take(ring);
         if found.is_some() {
             self.0.each_engine(SharedEngine::send_due_posts);
-            return found;
+            return (found, false);
         }
-        self.0.each_engine(|engine| _ = engine.try_progress());
-        take(ring)
+        let mut received = false;
+        self.0.each_engine(|engine| received |= engine.try_progress());
+        (take(ring), received)
     }
 
     /// Polls like [`poll`](Self::poll), for the owner of an [armed](Self::arm) queue: the completions that this call's turn
     /// of the engine brings notify nobody, and the queue stays armed. Repeat it until it returns fewer than `max` before you
     /// sleep: nobody is notified of those that are left.
     pub fn poll_armed(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        self.0.ring.poll_attended(out, max, |out| self.poll(out, max))
+        let take =
+            |ring: &CompletionRing, out: &mut Vec<_>| Some(ring.poll(out, max)).filter(|found| *found > 0);
+        // The owner of an armed queue sleeps by itself.
+        self.0.ring.poll_attended(out, max, |out| self.look_awake(|ring| take(ring, out)).0.unwrap_or(0))
     }
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).

@@ -363,6 +363,22 @@ impl Device {
         }
     }
 
+    /// Sleeps until a frame arrives, at most for `limit`: the rest of a thread that polls in vain a queue of the engine `only`, if it is
+    /// known.
+    pub(super) fn rest(&self, only: Option<u16>, limit: Duration) {
+        let (mut limit, engines) = (limit, self.engines().all());
+        let seats = (0_u16..).zip(engines.iter().zip(&self.0.seats));
+        let seats = seats.filter(|(number, _)| only.is_none_or(|only| only == *number));
+        let mut readiness = smallvec::SmallVec::<[BorrowedFd<'_>; 8]>::new();
+        for (_, (engine, seat)) in seats {
+            engine.calls().sleep();
+            limit = engine.until_room(limit);
+            readiness.extend(seat.waits.readiness());
+        }
+        // An error ends the rest like a frame.
+        _ = wait_readable(readiness, Some(limit));
+    }
+
     /// Ends the present [`sleep`](super::CompletionQueue::sleep) on a queue of the device, or else the next one. Takes no lock.
     pub fn end_sleep(&self) {
         self.0.seats.iter().for_each(|seat| seat.waits.end_sleep());

@@ -2,12 +2,13 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `policy` | the decision: from the application's calls and the time to [`policy::Step`]; no clock, no thread |
+//! | `policy` | the decisions: the progress thread's next [`policy::Step`], and a polling thread's rests; no clock, no thread |
 //! | `calls` | the counts of the application's calls, which the policy observes |
 //! | `sleeper` | the progress thread's sleep as other threads see it: who must ring the doorbell |
 //! | `thread` | the progress thread, which does what the policy decides |
 //! | `bell_queue` | a queue behind a descriptor, on which everybody else waits: applications that do not run the engine, pollers, futures |
 //! | `waits` | the sets of descriptors in which threads wait for frames, in the order in which frames wake them |
+//! | `spin` | the rests of threads that poll in vain on a busy processor |
 //! | `lead` | every wait of an application that runs the engine meanwhile |
 
 pub(super) mod bell_queue;
@@ -15,6 +16,7 @@ pub(super) mod calls;
 pub(super) mod lead;
 mod policy;
 pub(super) mod sleeper;
+pub(super) mod spin;
 mod sync;
 pub(super) mod thread;
 pub(super) mod waits;

@@ -1,5 +1,7 @@
-//! [`Policy`]: decides what the progress thread does next, from the application's calls and the time. It reads no clock, waits for
-//! nothing and takes no lock; `thread` does what it decides.
+//! The decisions about who runs the engine and who sleeps. [`Policy`] decides what the progress thread does next, from the application's
+//! calls and the time; [`SpinPolicy`] decides when a thread that polls in vain sleeps, from the time and its
+//! waits for a processor. They read no
+//! clock, wait for nothing and take no lock; `thread` and `spin` do what they decide.
 
 use std::time::Duration;
 
@@ -161,6 +163,92 @@ impl Policy {
             Attention::Some
         } else {
             Attention::Full
+        }
+    }
+}
+
+/// Time between two looks of a polling thread, some microseconds apart, after which it asks whether others had its processor.
+const GAP: Duration = Duration::from_micros(500);
+/// Interval at which a polling thread asks how long it has waited for its processor.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+/// Wait since the last question from which the processor counts as busy: at least this long, and this part of the time. The slice of a
+/// thread is 0.7 to 3 ms; threads of the kernel, and the progress thread, take less.
+const MIN_WAITED: Duration = Duration::from_micros(400);
+const MIN_WAITED_PART: u32 = 32;
+/// Time of empty polls before a rest: a reply within it finds the thread awake.
+const MIN_SPIN: Duration = Duration::from_micros(5);
+/// The longest rest. Completions that another thread causes, and timers, wait for its end.
+const MAX_REST: Duration = Duration::from_micros(500);
+/// Time for which a thread that has waited rests instead of polling in vain, at first and at most. Afterwards it polls until it waits
+/// again, which costs it a slice and its turns until the scheduler has made up for that.
+const MIN_BUSY: Duration = Duration::from_millis(20);
+const MAX_BUSY: Duration = Duration::from_millis(320);
+
+/// When a thread that polls in vain sleeps: one for each thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SpinPolicy {
+    /// The first look of the present series of empty polls.
+    began: Instant,
+    /// The last look.
+    looked: Instant,
+    /// How long the thread has waited for a processor in its life, and when it asked.
+    waited: Option<Duration>,
+    asked: Instant,
+    /// The processor counts as busy until then.
+    busy_until: Instant,
+    /// For how long it counted as busy after the last wait.
+    busy_for: Duration,
+}
+
+impl SpinPolicy {
+    /// The policy of a thread that has not polled yet.
+    pub(super) const fn new() -> Self {
+        const START: Instant = Instant::ZERO;
+        Self {
+            began: START,
+            looked: START,
+            waited: None,
+            asked: START,
+            busy_until: START,
+            busy_for: Duration::ZERO,
+        }
+    }
+
+    /// A look of the thread at `now`, the `first` one of a series of empty polls or a later one. Returns how long it should sleep at
+    /// most, unless it should poll again. `waited` tells how long the thread has been ready to run without a processor in its life;
+    /// `None` where the kernel does not count it.
+    pub(super) fn observe(
+        &mut self,
+        now: Instant,
+        first: bool,
+        waited: impl FnOnce() -> Option<Duration>,
+    ) -> Option<Duration> {
+        // Before the first look of a series the thread had work.
+        let gap = !first && now.since(self.looked) >= GAP;
+        self.looked = now;
+        if first {
+            self.began = now;
+        }
+        if gap || now.since(self.asked) >= ASK_EVERY {
+            self.ask(now, waited());
+        }
+        (now < self.busy_until && now.since(self.began) >= MIN_SPIN).then_some(MAX_REST)
+    }
+
+    /// The thread has slept until `now`.
+    pub(super) fn rested(&mut self, now: Instant) {
+        self.looked = now;
+    }
+
+    fn ask(&mut self, now: Instant, waited: Option<Duration>) {
+        let time = now.since(std::mem::replace(&mut self.asked, now));
+        let before = std::mem::replace(&mut self.waited, waited);
+        let (Some(waited), Some(before)) = (waited, before) else { return };
+        // Without a wait, the application or the host of a virtual machine took the time of a gap.
+        if waited.saturating_sub(before) >= MIN_WAITED.max(time / MIN_WAITED_PART) {
+            let lately = now.since(self.busy_until) < self.busy_for;
+            self.busy_for = if lately { (self.busy_for * 2).min(MAX_BUSY) } else { MIN_BUSY };
+            self.busy_until = now + self.busy_for;
         }
     }
 }

@@ -612,6 +612,15 @@ impl SharedEngine {
         self.doorbell.ring();
     }
 
+    /// `limit` of a sleep during which nobody else kicks the interface, or a shorter one if it had no room for all frames.
+    pub(super) fn until_room(&self, limit: Duration) -> Duration {
+        let starved = self.sleeper.frames_are_left()
+            || self
+                .look(|state| state.engine.wants_to_transmit() || state.link.has_frames())
+                .unwrap_or(false);
+        if starved { limit.min(STARVED_WAIT) } else { limit }
+    }
+
     /// Whether the device is being closed.
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)

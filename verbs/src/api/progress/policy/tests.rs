@@ -260,3 +260,106 @@ fn prop_every_application_that_stops_is_served() {
         prop_assert!(served);
     });
 }
+
+const US: Duration = Duration::from_micros(1);
+
+/// A thread that polls in vain: a look each 4 us, and the time that it has waited for its processor.
+struct Spinner {
+    policy: SpinPolicy,
+    now: Instant,
+    waited: Duration,
+    asked: u32,
+}
+
+impl Spinner {
+    fn new() -> Self {
+        Self {
+            policy: SpinPolicy::new(),
+            now: Instant::ZERO + Duration::from_secs(1),
+            waited: 7 * MS,
+            asked: 0,
+        }
+    }
+
+    fn look(&mut self, first: bool) -> Option<Duration> {
+        self.now += 4 * US;
+        let Self { policy, now, waited, asked } = self;
+        policy.observe(*now, first, || {
+            *asked += 1;
+            Some(*waited)
+        })
+    }
+
+    /// Polls in vain for `time`; returns the number of rests, which end at once.
+    fn spin(&mut self, time: Duration) -> u32 {
+        let (end, mut rests) = (self.now + time, 0);
+        self.look(true);
+        while self.now < end {
+            if self.look(false).is_some() {
+                rests += 1;
+                self.policy.rested(self.now);
+            }
+        }
+        rests
+    }
+
+    /// Others have the processor for `time`, while the thread is ready to run.
+    fn waits(&mut self, time: Duration) {
+        self.now += time;
+        self.waited += time;
+    }
+}
+
+#[test]
+fn a_polling_thread_with_its_own_processor_never_rests() {
+    let mut spinner = Spinner::new();
+    assert_eq!(spinner.spin(1000 * MS), 0);
+    assert!((95..=105).contains(&spinner.asked), "asked {} times in a second", spinner.asked);
+    // A thread of the kernel each millisecond, for 20 us.
+    for _ in 0..1000 {
+        spinner.waits(20 * US);
+        assert_eq!(spinner.spin(MS), 0);
+    }
+    // The host of the virtual machine, or the application between two polls.
+    spinner.now += 50 * MS;
+    assert_eq!(spinner.spin(50 * MS), 0);
+}
+
+#[test]
+fn a_polling_thread_rests_once_others_had_its_processor() {
+    let mut spinner = Spinner::new();
+    spinner.spin(15 * MS);
+    spinner.waits(3 * MS);
+    assert_eq!(spinner.look(false), Some(MAX_REST), "at the first look after the gap");
+    assert_eq!(spinner.look(true), None, "the series is too short");
+    assert_eq!(spinner.look(false), None);
+    assert_eq!(spinner.look(false), Some(MAX_REST));
+    assert!(spinner.spin(15 * MS) > 0);
+    spinner.spin(10 * MS);
+    assert_eq!(spinner.spin(10 * MS), 0, "nobody else was there for 20 ms");
+}
+
+#[test]
+fn rests_are_tried_for_longer_while_the_processor_stays_busy() {
+    let mut spinner = Spinner::new();
+    spinner.spin(15 * MS);
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        spinner.waits(3 * MS);
+        let begin = spinner.now;
+        spinner.look(false);
+        while spinner.spin(MS) > 0 {}
+        times.push(spinner.now.since(begin).as_millis() / 10 * 10);
+    }
+    assert_eq!(times, [20, 40, 80, 160, 320, 320, 320]);
+}
+
+#[test]
+fn a_kernel_that_counts_no_waits_gets_no_rests() {
+    let mut policy = SpinPolicy::new();
+    let mut now = Instant::ZERO + MS;
+    for _ in 0..100 {
+        assert_eq!(policy.observe(now, false, || None), None);
+        now += 3 * MS;
+    }
+}
