@@ -4,8 +4,6 @@ use std::{io::IsTerminal as _, ops::RangeInclusive, path::PathBuf, sync::OnceLoc
 
 use xwarp_verbs::{Algorithm, DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, RequestRevision};
 
-use crate::abi::device::{TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED};
-
 /// Default vendor of devices: a locally administered identifier.
 const OWN_VENDOR: u32 = 0x02_5857;
 
@@ -15,6 +13,17 @@ const PAIRING_PORT: u16 = 4794;
 /// Default of `XWARP_TIMEOUT`, in seconds.
 const TIMEOUT: u32 = 30;
 
+/// The kind of device that programs see. The connections are iWARP's with each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Face {
+    /// An RNIC of iWARP.
+    Iwarp,
+    /// An RNIC of an unspecified transport, for programs that use less of an iWARP device.
+    Unspecified,
+    /// A channel adapter with a port of RoCE version 2, for programs that refuse iWARP or use less of it.
+    Roce,
+}
+
 /// The configuration in the environment.
 pub struct Config {
     /// The interfaces that are devices; `None`: all suitable ones.
@@ -23,8 +32,8 @@ pub struct Config {
     pub fabric: Option<OfFabric>,
     /// `vendor_id` of the device attributes.
     pub vendor: u32,
-    /// `transport_type` of devices.
-    pub transport: i32,
+    /// The kind of device that programs see.
+    pub face: Face,
     /// Port of connections by queue pair number; `None`: there are none.
     pub pairing_port: Option<u16>,
     /// The librdmacm.so.1 whose rsockets are used; `None`: the distribution's.
@@ -88,10 +97,10 @@ impl Config {
             fabric: variable("XWARP_FABRIC")
                 .map(|name| OfFabric { name, host: variable("XWARP_FABRIC_HOST").unwrap_or_default() }),
             vendor: number("XWARP_VENDOR_ID", OWN_VENDOR, 0..=u32::MAX),
-            transport: choice(
-                "XWARP_TRANSPORT",
-                TRANSPORT_IWARP,
-                &[("iwarp", TRANSPORT_IWARP), ("unspecified", TRANSPORT_UNSPECIFIED)],
+            face: choice(
+                "XWARP_AS",
+                Face::Iwarp,
+                &[("iwarp", Face::Iwarp), ("unspecified", Face::Unspecified), ("roce", Face::Roce)],
             ),
             pairing_port: u16::try_from(number("XWARP_PAIRING_PORT", PAIRING_PORT.into(), 0..=0xffff))
                 .ok()

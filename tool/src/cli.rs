@@ -196,7 +196,7 @@ fn lab_name(name: &str) -> Result<String, String> {
 /// 'xwarp run --fabric ib_write_bw -R &' and 'xwarp run --fabric ib_write_bw -R localhost'.
 ///
 /// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
-/// off), XWARP_CONGESTION (reno, cubic, dctcp, bbr), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
+/// off), XWARP_CONGESTION (reno, cubic, dctcp, bbr), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_AS (as --as), XWARP_CAPTURE (a pcapng file),
 /// XWARP_TIMEOUT (seconds without an answer), XWARP_REPLACE_PROGRAM (1: as --replace-program), XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
 /// is).
 ///
@@ -219,6 +219,10 @@ pub struct RunArguments {
     /// Replaces another owner's XDP program on an interface.
     #[arg(long)]
     replace_program: bool,
+    /// The kind of device that the program sees; the connections are iWARP's with each. 'roce' is for programs that refuse iWARP or
+    /// do less over it, such as MPI on libfabric [default: iwarp].
+    #[arg(long = "as", value_name = "KIND", value_enum)]
+    face: Option<run::Face>,
     /// Lists the devices in /sys/class/infiniband and /dev/infiniband, for scripts that look there. The program gets a mount
     /// namespace of its own: as root, or where users may make user namespaces.
     #[arg(long)]
@@ -235,6 +239,7 @@ impl RunArguments {
             devices: self.device.clone(),
             replace_program: self.replace_program,
             fabric: self.fabric.clone().map(|name| run::Fabric { name, host: self.host.clone() }),
+            face: self.face,
             sysfs: self.sysfs,
         }
     }

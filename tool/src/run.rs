@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::{ValueEnum as _, builder::PossibleValue};
 use rustix::process::getuid;
 use xwarp_leg::place::{self, Place};
 
@@ -26,6 +27,8 @@ use crate::{
     program::{NotStarted, obstacle, say},
     sysfs,
 };
+
+pub use crate::sysfs::Face;
 
 /// The target of the links.
 const LIBRARY: &str = "libxwarp_compat.so";
@@ -39,6 +42,8 @@ const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 pub const DEVICES_VARIABLE: &str = "XWARP_DEVICES";
 /// `1`: another owner's XDP program on an interface is replaced.
 const REPLACE_VARIABLE: &str = "XWARP_REPLACE_PROGRAM";
+/// The kind of device that the program sees.
+const FACE_VARIABLE: &str = "XWARP_AS";
 /// The path of the library, if it is not beside this program.
 pub const LIBRARY_VARIABLE: &str = "XWARP_LIBRARY";
 
@@ -51,6 +56,8 @@ pub struct Options {
     pub replace_program: bool,
     /// The fabric, and the host of it, that is the only device.
     pub fabric: Option<Fabric>,
+    /// The kind of device that the program sees; `None`: as the environment says.
+    pub face: Option<Face>,
     /// `/sys/class/infiniband` and `/dev/infiniband` list the devices.
     pub sysfs: bool,
 }
@@ -146,7 +153,7 @@ fn own_directory(library: &Path) -> Result<PathBuf> {
 
 /// Replaces this process by `program`, with `devices` as its only RDMA devices unless there are none. Returns only if that fails.
 pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
-    let Options { devices, replace_program, fabric, sysfs } = options;
+    let Options { devices, replace_program, fabric, face, sysfs } = options;
     let [name, arguments @ ..] = program else { bail!("no program") };
     for device in named(devices) {
         device::check(&device)?;
@@ -175,11 +182,20 @@ pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
     if *replace_program {
         command.env(REPLACE_VARIABLE, "1");
     }
+    if let Some(face) = face {
+        let word = face.to_possible_value();
+        command.env(FACE_VARIABLE, word.as_ref().map_or("", PossibleValue::get_name));
+    }
     if *sysfs {
-        sysfs::enter(&named(devices))?;
+        sysfs::enter(&named(devices), face.unwrap_or_else(inherited_face))?;
     }
     let cause = command.exec();
     Err(NotStarted::Exec { program: name.clone(), cause }.into())
+}
+
+/// The kind of device that the environment names, as our library reads it.
+fn inherited_face() -> Face {
+    env::var(FACE_VARIABLE).ok().and_then(|word| Face::from_str(&word, false).ok()).unwrap_or_default()
 }
 
 /// The interfaces that the user names as devices: in options, else in the environment.

@@ -31,6 +31,34 @@ const VERBS: &str = "infiniband_verbs";
 /// A device file that every process may open stands for those of the devices, which our library does not open.
 const NOTHING: &str = "/dev/null";
 
+/// The kind of device that a program sees: the words of `XWARP_AS`, which our library reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Face {
+    /// An RNIC of iWARP.
+    #[default]
+    Iwarp,
+    /// An RNIC of an unspecified transport.
+    Unspecified,
+    /// A channel adapter with a port of RoCE version 2.
+    Roce,
+}
+
+impl Face {
+    fn node_type(self) -> &'static str {
+        match self {
+            Self::Iwarp | Self::Unspecified => "4: RNIC",
+            Self::Roce => "1: CA",
+        }
+    }
+
+    fn gid_type(self) -> &'static str {
+        match self {
+            Self::Iwarp | Self::Unspecified => "IB/RoCE v1",
+            Self::Roce => "RoCE v2",
+        }
+    }
+}
+
 /// An interface that is a device.
 struct Device {
     link: KernelLink,
@@ -39,14 +67,14 @@ struct Device {
 
 /// Moves this process, and the program that will replace it, to a mount namespace that lists `devices`, or with an empty list all
 /// suitable interfaces. The lists are made once: they do not change with the interfaces.
-pub fn enter(devices: &[String]) -> Result<()> {
+pub fn enter(devices: &[String], face: Face) -> Result<()> {
     let devices = find(devices).context("reading the interfaces")?;
     let doing = "--sysfs needs a mount namespace: CAP_SYS_ADMIN, or user namespaces for this user";
     own_namespace().context(doing)?;
     cover(Path::new(CLASSES), &[DEVICES, VERBS]).context("covering /sys/class")?;
     cover(Path::new(NODES), &[DEVICES]).context("covering /dev")?;
     for (number, device) in devices.iter().enumerate() {
-        device.list(number).with_context(|| format!("listing {}", device.link.name))?;
+        device.list(number, face).with_context(|| format!("listing {}", device.link.name))?;
     }
     write(&Path::new(CLASSES).join(VERBS).join("abi_version"), "6")?;
     node("rdma_cm").context("the entry of the connection manager in /dev/infiniband")
@@ -133,12 +161,12 @@ fn write(path: &Path, line: &str) -> io::Result<()> {
 
 impl Device {
     /// Makes the entries of this device, the one of this number.
-    fn list(&self, number: usize) -> Result<()> {
+    fn list(&self, number: usize, face: Face) -> Result<()> {
         let name = &self.link.name;
         let (device, verbs) = (Path::new(CLASSES).join(DEVICES).join(name), format!("uverbs{number}"));
         let guid = self.guid();
         for (file, line) in [
-            ("node_type", "4: RNIC"),
+            ("node_type", face.node_type()),
             ("node_guid", &guid),
             ("sys_image_guid", &guid),
             ("node_desc", "xwarp"),
@@ -155,7 +183,7 @@ impl Device {
             fs::create_dir_all(device.join("device/net"))?;
             symlink(Path::new(CLASSES).join("net").join(name), device.join("device/net").join(name))?;
         }
-        self.list_port(&device.join("ports/1"))?;
+        self.list_port(&device.join("ports/1"), face)?;
         let entry = Path::new(CLASSES).join(VERBS).join(&verbs);
         write(&entry.join("ibdev"), name)?;
         write(&entry.join("abi_version"), "1")?;
@@ -164,7 +192,7 @@ impl Device {
         node(&format!("xwarp-{name}"))
     }
 
-    fn list_port(&self, port: &Path) -> Result<()> {
+    fn list_port(&self, port: &Path, face: Face) -> Result<()> {
         let (state, physical) =
             if self.link.up { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         for (file, line) in [
@@ -181,7 +209,7 @@ impl Device {
         for (index, address) in self.gids().iter().enumerate() {
             write(&port.join(format!("gids/{index}")), &gid(*address))?;
             write(&port.join(format!("gid_attrs/ndevs/{index}")), &self.link.name)?;
-            write(&port.join(format!("gid_attrs/types/{index}")), "IB/RoCE v1")?;
+            write(&port.join(format!("gid_attrs/types/{index}")), face.gid_type())?;
         }
         Ok(())
     }

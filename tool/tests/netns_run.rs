@@ -265,6 +265,12 @@ fn netns_run_lists_devices_in_sysfs_on_request() {
         assert!(said.contains(text), "no {text:?} in {said}");
     }
     assert!(!Path::new("/dev/infiniband/xwarp-xw0").exists(), "seen outside");
+    // The lists show the same kind of device as the library.
+    let line = ["run", "--device", INTERFACE, "--as", "roce", "--sysfs", "sh", "-c"];
+    let script =
+        "cat /sys/class/infiniband/xw0/node_type /sys/class/infiniband/xw0/ports/1/gid_attrs/types/0";
+    let output = xwarp(&lab, &[&line[..], &[script]].concat());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1: CA\nRoCE v2\n", "{output:?}");
     // Without the option nothing changes.
     let output = xwarp(&lab, &["run", "--device", INTERFACE, "test", "-e", "/dev/infiniband/xwarp-xw0"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -306,6 +312,7 @@ fn netns_run_warns_of_bad_variables() {
             "XWARP_PAIRING_PORT=70000 is no number from 0 to 65535: 4794 is used",
         ),
         ("XWARP_ENGINES", "0", "XWARP_ENGINES=0 is no number from 1"),
+        ("XWARP_AS", "infiniband", "XWARP_AS=infiniband is none of iwarp, unspecified, roce"),
         ("XWARP_CRC", "maybe", "XWARP_CRC=maybe is none of on, off"),
         ("XWARP_CONGESTION", "vegas", "XWARP_CONGESTION=vegas is none of reno, cubic, dctcp, bbr"),
     ] {

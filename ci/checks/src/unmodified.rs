@@ -78,6 +78,11 @@ pub fn run(lab: &Lab, side: Side, line: &str) -> Result<String> {
     start(lab, side, line)?.finish(LIMIT)
 }
 
+/// The same, with environment variables.
+pub fn run_with(lab: &Lab, side: Side, variables: &[(&str, &str)], line: &str) -> Result<String> {
+    start_with(lab, side, variables, line)?.finish(LIMIT)
+}
+
 /// Runs a server on side B and a client on side A; both must succeed. Returns their output.
 pub fn pair(lab: &Lab, server: &str, client: &str) -> Result<[String; 2]> {
     let mut server = start(lab, Side::B, server)?;

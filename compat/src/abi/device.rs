@@ -26,7 +26,9 @@ pub struct ibv_gid_entry {
 
 pub const SYSFS_NAME_MAX: usize = 64;
 pub const SYSFS_PATH_MAX: usize = 256;
+pub const NODE_CA: c_int = 1;
 pub const NODE_RNIC: c_int = 4;
+pub const TRANSPORT_IB: c_int = 0;
 pub const TRANSPORT_IWARP: c_int = 1;
 pub const TRANSPORT_UNSPECIFIED: c_int = 4;
 
@@ -49,6 +51,19 @@ pub mod cap {
     pub const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
     pub const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 }
+
+/// Bits of `port_cap_flags`.
+pub mod port_cap {
+    pub const CM_SUP: u32 = 1 << 16;
+    pub const IP_BASED_GIDS: u32 = 1 << 26;
+}
+
+/// `ibv_gid_type`: of [`ibv_gid_entry`] and `ibv_query_gid_ex`.
+pub const GID_TYPE_IB: u32 = 0;
+pub const GID_TYPE_ROCE_V2: u32 = 2;
+/// `ibv_gid_type_sysfs`: of the private `ibv_query_gid_type`, which perftest calls. InfiniBand and RoCE v1 share a number.
+pub const GID_TYPE_SYSFS_IB_ROCE_V1: c_int = 0;
+pub const GID_TYPE_SYSFS_ROCE_V2: c_int = 1;
 
 pub const ATOMIC_HCA: c_int = 1;
 

@@ -14,12 +14,13 @@ use super::{
 };
 use crate::{
     abi::device::{
-        ATOMIC_HCA, LINK_LAYER_ETHERNET, OLD_PORT_ATTR_BYTES, PORT_ACTIVE, PORT_DOWN, cap, entry,
-        ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
-        ibv_query_device_ex_input, ibv_values_ex, verbs_context,
+        ATOMIC_HCA, GID_TYPE_IB, GID_TYPE_ROCE_V2, GID_TYPE_SYSFS_IB_ROCE_V1, GID_TYPE_SYSFS_ROCE_V2,
+        LINK_LAYER_ETHERNET, OLD_PORT_ATTR_BYTES, PORT_ACTIVE, PORT_DOWN, cap, entry, ibv_context,
+        ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
+        ibv_query_device_ex_input, ibv_values_ex, port_cap, verbs_context,
     },
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
-    config::config,
+    config::{Face, config},
     failure::{self, minus_one, number, pointer},
     sleep::{Sleepers, uncancelled},
     wait::{Readable, lock},
@@ -173,6 +174,11 @@ impl Context {
             active_mtu: MTU_4096 - steps.and_then(|steps| c_int::try_from(steps).ok()).unwrap_or(4),
             gid_tbl_len: c_int::try_from(interface.addresses.len()).unwrap_or(c_int::MAX),
             max_msg_sz: u32::MAX,
+            port_cap_flags: if config().face == Face::Roce {
+                port_cap::CM_SUP | port_cap::IP_BASED_GIDS
+            } else {
+                0
+            },
             pkey_tbl_len: 1,
             max_vl_num: 1,
             active_width: WIDTH_4X,
@@ -265,7 +271,14 @@ pub extern "C" fn ibv_query_gid(
     minus_one(gid.and_then(|gid| out.write(gid)))
 }
 
-/// iWARP has no types of GIDs: all are of the first one.
+/// The types of a GID as the two enumerations of libibverbs number them. iWARP has no types: all are of the first one.
+fn gid_types() -> (u32, c_int) {
+    match config().face {
+        Face::Iwarp | Face::Unspecified => (GID_TYPE_IB, GID_TYPE_SYSFS_IB_ROCE_V1),
+        Face::Roce => (GID_TYPE_ROCE_V2, GID_TYPE_SYSFS_ROCE_V2),
+    }
+}
+
 pub extern "C" fn ibv_query_gid_type(
     context: Handle<Context>,
     port: u8,
@@ -273,7 +286,7 @@ pub extern "C" fn ibv_query_gid_type(
     out: Out<c_int>,
 ) -> c_int {
     let gid = context.object().and_then(|context| context.gid(port.into(), index as c_int));
-    minus_one(gid.and_then(|_| out.write(0)))
+    minus_one(gid.and_then(|_| out.write(gid_types().1)))
 }
 
 fn gid_entry(context: &Context, index: u32) -> Result<ibv_gid_entry, Errno> {
@@ -282,7 +295,7 @@ fn gid_entry(context: &Context, index: u32) -> Result<ibv_gid_entry, Errno> {
         gid,
         gid_index: index,
         port_num: 1,
-        gid_type: 0,
+        gid_type: gid_types().0,
         ndev_ifindex: context.card.port.index,
     })
 }

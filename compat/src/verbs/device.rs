@@ -12,9 +12,11 @@ use nix::{errno::Errno, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 use xwarp_verbs::fabric::{PREFIX, Place, find_host};
 
 use crate::{
-    abi::device::{NODE_RNIC, SYSFS_NAME_MAX, ibv_device},
+    abi::device::{
+        NODE_CA, NODE_RNIC, SYSFS_NAME_MAX, TRANSPORT_IB, TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED, ibv_device,
+    },
     boundary::{self, CPart, Handle, Object as _, Out, object},
-    config::{OfFabric, config},
+    config::{Face, OfFabric, config},
     sleep::uncancelled,
     wait::lock,
 };
@@ -56,10 +58,15 @@ fn chars<const N: usize>(text: &str) -> [c_char; N] {
 
 impl Port {
     fn new(name: &str, opens: String, mac: [u8; 6], index: u32) -> Self {
+        let (node_type, transport_type) = match config().face {
+            Face::Iwarp => (NODE_RNIC, TRANSPORT_IWARP),
+            Face::Unspecified => (NODE_RNIC, TRANSPORT_UNSPECIFIED),
+            Face::Roce => (NODE_CA, TRANSPORT_IB),
+        };
         let c = ibv_device {
             ops: [ptr::null(); 2],
-            node_type: NODE_RNIC,
-            transport_type: config().transport,
+            node_type,
+            transport_type,
             name: chars::<SYSFS_NAME_MAX>(name),
             dev_name: chars(&format!("xwarp-{name}")),
             dev_path: chars(&format!("/sys/class/net/{name}")),

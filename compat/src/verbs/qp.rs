@@ -29,7 +29,7 @@ use crate::{
         ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
     },
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
-    config::config,
+    config::{Face, config},
     failure::{self, number, pointer},
     faults,
     users::Used,
@@ -163,8 +163,7 @@ impl Qp {
             number,
             cap: *cap,
             sq_sig_all: init.sq_sig_all,
-            // The state of an iWARP queue pair without a connection (siw and iw_cxgb4 show it so).
-            attributes: Mutex::new(ibv_qp_attr { qp_state: qp_state::INIT, ..zeroed() }),
+            attributes: Mutex::new(zeroed()),
             is_paired: AtomicBool::new(false),
             is_reset: AtomicBool::new(false),
             is_extended: AtomicBool::new(false),
@@ -172,6 +171,8 @@ impl Qp {
             drafting: HeldLock::new(!pd.is_of_one_thread()),
             draft: CPart::new(Draft::new(cap.max_send_wr)),
         });
+        // The state of an iWARP queue pair without a connection is INIT (siw and iw_cxgb4 show it so).
+        qp.set_state(if config().face == Face::Roce { qp_state::RESET } else { qp_state::INIT });
         context.card.add_qp(&qp);
         Handle::publish(Arc::clone(&qp));
         Ok(qp)
