@@ -11,7 +11,8 @@ use std::{
 
 use xwarp_checks::{
     hostile::{
-        CRC, ENHANCED, End, MARKERS, REPLY, REQUEST, SocketPeer, read_request, start_up, tagged, untagged,
+        CRC, ENHANCED, End, MARKERS, REPLY, REQUEST, SEND_IMMEDIATE, SocketPeer, read_request, start_up,
+        tagged, untagged,
     },
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
@@ -213,7 +214,7 @@ fn netns_rfc5044_c2_4_an_rdmac_rnic_connects_to_a_permissive_listener() {
 
 #[test]
 fn netns_rfc5044_c2_5_a_permissive_initiator_connects_to_an_rdmac_rnic() {
-    let requests = [(ENHANCED, 2), (0, 1)];
+    let requests = [(ENHANCED | SEND_IMMEDIATE, 2), (0, 1)];
     connect(permissive(), start_up(REPLY, MARKERS | CRC, 0, b""), &requests, 0);
 }
 
@@ -241,7 +242,12 @@ fn netns_mpa_draft_08_peers_work_in_both_roles() {
     for markers in [0, MARKERS] {
         let reply = start_up(REPLY, CRC | markers, 1, b"");
         serve(MpaConfig::default(), start_up(REQUEST, CRC | markers, 1, b"draft 08"), reply.clone(), 1);
-        connect(MpaConfig::default(), reply, &[(MARKERS | CRC | ENHANCED, 2), (MARKERS | CRC, 1)], 1);
+        connect(
+            MpaConfig::default(),
+            reply,
+            &[(MARKERS | CRC | ENHANCED | SEND_IMMEDIATE, 2), (MARKERS | CRC, 1)],
+            1,
+        );
     }
 }
 
@@ -365,7 +371,7 @@ fn netns_rfc5044_s7_1_3_we_log_in_at_a_peer_and_then_begin_mpa() {
         assert_eq!(peer.hear_stream(HELLO.len()).unwrap(), HELLO);
         peer.say(ACK).unwrap();
         let request = peer.answer(|_| start_up(REPLY, MARKERS | CRC | ENHANCED, 2, &[0, 4, 0, 4])).unwrap();
-        assert_eq!(request[16..18], [MARKERS | CRC | ENHANCED, 2]);
+        assert_eq!(request[16..18], [MARKERS | CRC | ENHANCED | SEND_IMMEDIATE, 2]);
         converse(&mut peer, key, 1);
         peer.finish().unwrap();
         peer.to_the_end().unwrap();

@@ -24,7 +24,11 @@ def bpf(command, attributes):
 
 def links(pid):
     for path in glob.glob(f"/proc/{pid}/fdinfo/*"):
-        text = open(path).read()
+        try:
+            text = open(path).read()
+        except FileNotFoundError:
+            # A thread of the process has closed it meanwhile.
+            continue
         if re.search(r"^link_type:\s*xdp$", text, re.M):
             yield int(re.search(r"^link_id:\s*(\d+)", text, re.M).group(1))
 
