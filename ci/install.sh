@@ -17,6 +17,8 @@ TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-l
 TEST_PACKAGES+=(libevent-dev libuv1-dev libasio-dev g++)
 # RDMA programs that run over the drop-in libraries, and the headers whose structures those are compared with.
 TEST_PACKAGES+=(ibverbs-utils rdmacm-utils perftest qperf libfabric-bin libibverbs-dev librdmacm-dev)
+# MPI over them.
+TEST_PACKAGES+=(openmpi-bin libopenmpi-dev)
 # systemd-analyze judges the unit of xwarpd.
 TEST_PACKAGES+=(systemd)
 # The suite of pyverbs, and storage over RDMA.
