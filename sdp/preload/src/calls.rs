@@ -16,7 +16,6 @@ use xwarp_sdp::{
 
 use crate::{
     direct,
-    identity::{self, Listener},
     legs::{self, Names},
     next,
     process::{self, Process, Source, Verdict},
@@ -41,21 +40,17 @@ fn is_tcp(socket: BorrowedFd<'_>) -> bool {
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
-/// An address of a socket, and whether the socket is an IPv6 socket.
+/// An address of a socket in the kernel's form, and whether the socket is an IPv6 socket.
 fn kernel_name(call: Naming, fd: RawFd) -> Option<(SocketAddr, bool)> {
-    let address = sys::kernel_address(call, fd)?;
-    Some((sys::canonical(address), address.is_ipv6()))
+    let address = sys::address_of(call, fd)?;
+    Some((address, address.is_ipv6()))
 }
 
-/// The SDP addresses of a socket that is connected to a leg, and whether the socket is an IPv6 socket. `peer` is the leg's address, if
-/// the caller knows it: a socket that was reset no longer does.
-fn names(fd: RawFd, peer: Option<SocketAddr>) -> Option<(Names, bool)> {
-    if !legs::are_used() {
-        return None;
-    }
+/// The SDP addresses of a socket that is connected to a leg, and whether the socket is an IPv6 socket.
+fn names(fd: RawFd) -> Option<(Names, bool)> {
     let (local, six) = kernel_name(Naming::Local, fd)?;
-    let peer = peer.or_else(|| sys::address_of(Naming::Peer, fd))?;
-    Some((legs::find((local, peer), || identity::cookie(fd))?, six))
+    let (peer, _) = kernel_name(Naming::Peer, fd)?;
+    Some((legs::find((local, peer))?, six))
 }
 
 /// Connects a socket, over SDP if the rules allow it and the peer's host supports it.
@@ -64,7 +59,6 @@ fn names(fd: RawFd, peer: Option<SocketAddr>) -> Option<(Names, bool)> {
 /// As for `connect` of the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let before = sys::errno();
     // SAFETY: the caller's promise.
     let target = unsafe { sys::read_address(address, len) };
     if target.is_none() {
@@ -75,10 +69,10 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         if !is_tcp(socket) || kernel_name(Naming::Peer, fd).is_some() {
             return None;
         }
-        let target = sys::canonical(target);
+        let target = SocketAddr::new(target.ip().to_canonical(), target.port());
         let process = Process::current()?;
         let _quiet = Quiet::new();
-        let bound = kernel_name(Naming::Local, fd).map(|(local, _)| local.ip());
+        let bound = kernel_name(Naming::Local, fd).map(|(local, _)| local.ip().to_canonical());
         let ip = bound.filter(|ip| !ip.is_unspecified());
         let source = Source { ip, chosen_port: tracking::has_chosen_port(fd) };
         match process.connect(socket, source, target) {
@@ -90,10 +84,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     match verdict {
         // SAFETY: the caller's promise.
         None => unsafe { sys::connect(fd, address, len) },
-        Some(Ok(())) => {
-            sys::set_errno(before);
-            0
-        }
+        Some(Ok(())) => 0,
         Some(Err(error)) => {
             sys::set_errno(error);
             -1
@@ -128,10 +119,9 @@ fn pass(
     let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
     let address = storage.as_mut_ptr().cast::<sockaddr>();
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    let six = sys::kernel_address(Naming::Local, fd).is_some_and(|local| local.is_ipv6());
     // SAFETY: the storage has room for every address, and holds one when the kernel reads it.
     let done = unsafe {
-        sys::store_address(gate.address, six, address, &raw mut len);
+        sys::store_address(gate.address, gate.address.is_ipv6(), address, &raw mut len);
         sys::connect(fd, address, len)
     };
     let error = sys::errno();
@@ -143,8 +133,7 @@ fn pass(
     }
     let started = kernel_name(Naming::Local, fd).ok_or_else(std::io::Error::last_os_error);
     let started = started.and_then(|(own, _)| {
-        let cookie = identity::cookie(fd).unwrap_or_default();
-        legs::insert((own, gate.address), (stream.local_addr()?, target), cookie);
+        legs::insert((own, gate.address), (stream.local_addr()?, target));
         let leg = gate.pass(own).inspect_err(|_| stream.abort())?;
         process.relays.start(&Joined::new(leg, (own, gate.address), stream))
     });
@@ -163,13 +152,11 @@ pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let done = sys::listen(fd, backlog);
     if done == 0
         && sys::borrow(fd).is_some_and(is_tcp)
-        && let Some((local, six)) = kernel_name(Naming::Local, fd)
-        && let Some(listener) = Listener::of(fd)
+        && let Some((local, _)) = kernel_name(Naming::Local, fd)
         && let Some(process) = Process::current()
     {
         let _quiet = Quiet::new();
-        let both = six && sys::borrow(fd).is_some_and(|fd| sockopt::ipv6_v6only(fd) == Ok(false));
-        process.listening(local, both, listener);
+        process.listening(local);
     }
     done
 }
@@ -199,9 +186,9 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mu
 /// # Safety
 /// As for `accept` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { accepted(fd, address, len, 0) }
+    unsafe { translated(Naming::Accept(0), fd, address, len) }
 }
 
 /// Accepts a connection, with flags.
@@ -209,87 +196,61 @@ pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *
 /// # Safety
 /// As for `accept4` of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn accept4(
+pub unsafe extern "C" fn accept4(
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { accepted(fd, address, len, flags) }
+    unsafe { translated(Naming::Accept(flags), fd, address, len) }
 }
 
-/// Calls the kernel, and stores the address of the connection over SDP instead of that of the leg.
+/// Calls the kernel, and stores the address of the connection over SDP instead of that on the loopback.
 ///
 /// # Safety
-/// The pointers are those of the caller of `getsockname` or `getpeername`.
+/// The pointers are those of the caller of one of the functions above.
 unsafe fn translated(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // The kernel stores the whole length there, which may exceed the room.
-    let room = sys::read_length(len);
-    // SAFETY: the kernel checks the pointers.
-    let done = unsafe { sys::name(call, fd, address, len) };
-    let Some(room) = room.filter(|_| done == 0) else { return done };
-    let before = sys::errno();
-    let found = names(fd, None);
-    sys::set_errno(before);
-    let Some(((local, peer), six)) = found else { return done };
-    let shown = if matches!(call, Naming::Local) { local } else { peer };
-    // SAFETY: the kernel has found both pointers valid.
-    unsafe {
-        len.write_unaligned(room);
-        sys::store_address(shown, six, address, len);
-    }
-    done
-}
-
-/// Accepts a connection, and stores the address of its peer.
-///
-/// # Safety
-/// The pointers are those of the caller of `accept4`.
-unsafe fn accepted(fd: RawFd, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     loop {
-        let room = sys::read_length(len);
-        let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
-        let from = storage.as_mut_ptr().cast::<sockaddr>();
-        let mut from_len = size_of::<sockaddr_storage>() as socklen_t;
-        if !address.is_null() && room.is_none() {
-            // SAFETY: the kernel checks the pointers, and refuses these.
-            return unsafe { next::accept4(fd, address, len, flags) };
-        }
+        // The kernel stores the whole length there, which may exceed the room. SAFETY: the caller's promise; the kernel
+        // refuses what is null.
+        let room = if len.is_null() { 0 } else { unsafe { len.read_unaligned() } };
         let serial = tracking::serial();
-        // SAFETY: the storage has room for every address.
-        let done = unsafe { next::accept4(fd, from, &raw mut from_len, flags) };
+        // SAFETY: the caller's promise.
+        let done = unsafe { sys::name(call, fd, address, len) };
         if done < 0 {
             return done;
         }
-        tracking::created(done, serial);
+        if matches!(call, Naming::Accept(_)) {
+            tracking::created(done, serial);
+        }
+        let socket = if matches!(call, Naming::Accept(_)) { done } else { fd };
         let before = sys::errno();
-        // SAFETY: the kernel has stored an address of this length.
-        let leg = unsafe { sys::read_address(from, from_len) }.map(sys::canonical);
-        let found = leg.and_then(|leg| names(done, Some(leg)));
-        if found.is_none() && must_be_sdp(done) {
+        let found = names(socket);
+        if found.is_none() && matches!(call, Naming::Accept(_)) && must_be_sdp(done) {
             sys::close(done);
-            sys::set_errno(before);
+            if !len.is_null() {
+                // SAFETY: as above.
+                unsafe { len.write_unaligned(room) };
+            }
             continue;
         }
         if found.is_some()
+            && matches!(call, Naming::Accept(_))
             && Process::existing().is_some()
-            && let Some(leg) = leg
+            && let Some((leg, _)) = kernel_name(Naming::Peer, done)
         {
             direct::hint(done, leg);
         }
         sys::set_errno(before);
-        if let Some(room) = room.filter(|_| !address.is_null()) {
-            if let Some(((_, peer), six)) = found {
-                from_len = size_of::<sockaddr_storage>() as socklen_t;
-                // SAFETY: the storage has room for every address.
-                unsafe { sys::store_address(peer, six, from, &raw mut from_len) };
-            }
-            // SAFETY: the storage holds an address of this length.
-            if !unsafe { sys::copy_address(from, from_len, address, room, len) } {
-                sys::close(done);
-                sys::set_errno(libc::EFAULT);
-                return -1;
+        if let Some(((local, peer), six)) = found
+            && !len.is_null()
+        {
+            let shown = if matches!(call, Naming::Local) { local } else { peer };
+            // SAFETY: the caller's promise.
+            unsafe {
+                len.write_unaligned(room);
+                sys::store_address(shown, six, address, len);
             }
         }
         return done;

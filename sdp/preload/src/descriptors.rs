@@ -205,16 +205,9 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) {
-        // Before the call, so that no byte passes the kernel by that it should encrypt.
-        direct::bytes_by_kernel(fd);
-    }
     // SAFETY: the caller's promise.
     let done = unsafe { next::setsockopt(fd, level, name, value, len) };
     match (level, name) {
-        // The kernel's reads have control messages.
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING | 63..=65)
-        | (libc::IPPROTO_TCP, libc::TCP_INQ) => direct::reads_by_kernel(fd),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => direct::low_mark_changed(fd),
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) => direct::read_limit_changed(fd),
         _ => {}

@@ -23,10 +23,9 @@ use std::{
     io::IoSlice,
     net::SocketAddr,
     os::fd::{AsFd as _, RawFd},
-    ptr,
     sync::{
         Arc, Mutex, RwLock, Weak,
-        atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread::{self, Thread},
     time::Duration,
@@ -150,24 +149,9 @@ impl Found {
     }
 }
 
-/// Attempts to get the lock of a hint, which others hold for a moment.
-const HINT_ATTEMPTS: u32 = 1000;
 static HINTS: [RwLock<Option<Hint>>; NUMBERS] = [const { RwLock::new(None) }; NUMBERS];
 /// Connections of this process by the address of their legs.
-type ByLeg = Mutex<BTreeMap<SocketAddr, Weak<Joined>>>;
-/// Null in a process without any. A forked child starts so: another thread of its parent may have held the lock, and the copies of
-/// connections in the child's memory belong to an engine that the parent runs.
-static BY_LEG: AtomicPtr<ByLeg> = AtomicPtr::new(ptr::null_mut());
-
-fn by_leg() -> Option<&'static ByLeg> {
-    // SAFETY: null, or a map that is never freed.
-    unsafe { BY_LEG.load(Ordering::Acquire).as_ref() }
-}
-
-/// This process is a forked child: its parent's connections are not its own.
-pub fn is_child() {
-    BY_LEG.store(ptr::null_mut(), Ordering::Release);
-}
+static BY_LEG: Mutex<BTreeMap<SocketAddr, Weak<Joined>>> = Mutex::new(BTreeMap::new());
 
 /// Bytes that went straight from and to streams.
 static BYTES: AtomicU64 = AtomicU64::new(0);
@@ -182,44 +166,31 @@ thread_local! {
 }
 
 /// A cancellation of the thread waits until it has left: it must not end the thread in a system call of the engine.
-/// When it has left, `errno` is as before: some programs look at it after a call that has succeeded.
 struct Inside {
     uncancelled: sys::Uncancelled,
-    errno: c_int,
 }
 
 impl Inside {
     fn enter() -> Option<Self> {
-        (!INSIDE.replace(true)).then(|| Self { uncancelled: sys::Uncancelled::new(), errno: sys::errno() })
+        (!INSIDE.replace(true)).then(|| Self { uncancelled: sys::Uncancelled::new() })
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
         INSIDE.set(false);
-        sys::set_errno(self.errno);
     }
 }
 
 /// Registers a connection under the address of its leg.
 pub fn add(leg: SocketAddr, joined: &Arc<Joined>) {
-    if by_leg().is_none() {
-        let made = Box::into_raw(Box::<ByLeg>::default());
-        let order = Ordering::AcqRel;
-        if BY_LEG.compare_exchange(ptr::null_mut(), made, order, Ordering::Acquire).is_err() {
-            // SAFETY: another thread was faster, so no other code has a reference to this value.
-            drop(unsafe { Box::from_raw(made) });
-        }
-    }
-    if let Some(all) = by_leg() {
-        lock(all).insert(leg, Arc::downgrade(joined));
-    }
+    let mut all = lock(&BY_LEG);
+    all.insert(leg, Arc::downgrade(joined));
 }
 
 /// Removes an ended connection.
 pub fn remove(leg: SocketAddr) {
-    let Some(all) = by_leg() else { return };
-    let mut all = lock(all);
+    let mut all = lock(&BY_LEG);
     if all.get(&leg).is_some_and(|joined| joined.strong_count() == 0) {
         all.remove(&leg);
     }
@@ -229,19 +200,12 @@ pub fn remove(leg: SocketAddr) {
 pub fn hint(fd: RawFd, leg: SocketAddr) {
     let Some(place) = usize::try_from(fd).ok().and_then(|fd| HINTS.get(fd)) else { return };
     tracking::look_at_objects();
-    let joined = by_leg().and_then(|all| lock(all).get(&leg).cloned());
+    let joined = lock(&BY_LEG).get(&leg).cloned();
     let serial = match tracking::serial_of(fd) {
         0 => tracking::serial(),
         serial => serial,
     };
-    // A thread of the parent of a forked child may have held this lock at the fork; what it has left there is not the child's.
-    let free = (0..HINT_ATTEMPTS).find_map(|_| {
-        place.try_write().ok().or_else(|| {
-            thread::yield_now();
-            None
-        })
-    });
-    if let Some(mut hint) = free {
+    if let Ok(mut hint) = place.write() {
         *hint = joined.map(|joined| Hint { leg, joined, serial });
     }
     // The options may have been set before, or on the listening socket.
@@ -277,24 +241,9 @@ pub fn mode_changed(fd: RawFd) {
 
 /// The program may have changed `SO_RCVLOWAT` of its socket `fd`. Only the kernel's reads wait for more than one byte.
 pub fn low_mark_changed(fd: RawFd) {
-    if sys::low_mark(fd) > 1 {
-        reads_by_kernel(fd);
-    }
-}
-
-/// The kernel changes the bytes of the socket `fd` (kTLS): from now on it executes all reads and writes.
-pub fn bytes_by_kernel(fd: RawFd) {
-    reads_by_kernel(fd);
-    if let Some(found) = find(fd) {
-        // A write that has begun ends first.
-        let _outgoing = lock(&found.joined.direct.outgoing);
-        found.joined.direct.shut.store(true, Ordering::Release);
-    }
-}
-
-/// From now on, the kernel executes all reads of the socket `fd`.
-pub fn reads_by_kernel(fd: RawFd) {
-    if let Some(found) = find(fd) {
+    if sys::low_mark(fd) > 1
+        && let Some(found) = find(fd)
+    {
         let direct = &found.joined.direct;
         direct.leave_reads_to_kernel();
         direct.leave_to_kernel();

@@ -25,7 +25,6 @@
 //! | `calls` | the functions that replace those of the C library |
 //! | `descriptors` | the functions that replace those which close, duplicate or pass on descriptors |
 //! | `direct` | reads and writes that bypass the loopback |
-//! | `identity` | which kernel socket is the program's listener or its connection |
 //! | `incoming` | memory of long pieces in transit to the program |
 //! | `locks` | locks that a call of the program may find left behind |
 //! | `loopback` | the buffer sizes of the loopback |
@@ -45,7 +44,6 @@
 mod calls;
 mod descriptors;
 mod direct;
-mod identity;
 mod incoming;
 mod legs;
 mod locks;

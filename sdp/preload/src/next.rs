@@ -72,8 +72,6 @@ next! {
     socket = c"socket" (family: c_int, kind: c_int, protocol: c_int) -> c_int;
     /// `bind`.
     bind = c"bind" (fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
-    /// `accept4`; `accept` is the same without flags.
-    accept4 = c"accept4" (fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     /// `close`.
     close = c"close" (fd: c_int) -> c_int;
     /// `close_range`.

@@ -13,7 +13,7 @@ use rustix::{
 };
 
 /// Smallest number of a descriptor of the library: half of the usual limit.
-pub const LEAST: i32 = 512;
+const LEAST: i32 = 512;
 
 /// Descriptors that take the low numbers while [`above`] runs.
 static TAKEN: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());

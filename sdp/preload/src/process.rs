@@ -2,12 +2,12 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     env, fmt, fs,
     io::{self, IsTerminal as _, Write as _},
     mem,
-    net::{IpAddr, SocketAddr},
-    os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::fd::{BorrowedFd, OwnedFd, RawFd},
     path::PathBuf,
     process, ptr,
     sync::{
@@ -25,15 +25,13 @@ use rustix::{
 };
 use xwarp_sdp::{
     Sdp, SdpListener, SdpOptions, SdpStream,
-    mapper::{self, Host, Listening},
+    mapper::{self, Host},
     rules::{Role, RuleError, Rules, Use},
 };
 use xwarp_verbs::{Device, DeviceOptions};
 
 use crate::{
-    direct,
-    identity::{self, Found, Listener},
-    legs,
+    direct, legs,
     locks::lock,
     numbers,
     outgoing::ADVERTISED_BYTES,
@@ -57,13 +55,10 @@ const STATISTICS_VARIABLE: &str = "XWARP_SDP_STATISTICS";
 
 /// Time limit for connecting over SDP by a blocking call.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The same for a non-blocking call: kernel TCP is tried afterwards. A lost SYN is retransmitted after one second.
-const SHORT_LIMIT: Duration = Duration::from_secs(3);
+/// The same for a non-blocking call: kernel TCP is tried afterwards.
+const SHORT_LIMIT: Duration = Duration::from_secs(1);
 /// Interval at which a listener checks whether the program's listening socket still exists.
 const LOOK: Duration = Duration::from_secs(1);
-/// Attempts to find a source port whose connection the kernel gives to this process, among several that share a port
-/// (`SO_REUSEPORT`): with two, one of 65,000 connections finds none.
-const MOST_LEGS: u32 = 16;
 /// Time without progress after which the end of the process gives up on unsent data: more than a chunk takes at 1
 /// Mbit/s.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -111,8 +106,8 @@ pub struct Process {
     options: &'static Options,
     /// Interfaces; `None` is one that cannot be opened.
     ports: Mutex<BTreeMap<String, Option<Arc<Port>>>>,
-    /// Addresses at which both the program and SDP listen, with the program's sockets.
-    services: Mutex<BTreeMap<SocketAddr, Vec<Listener>>>,
+    /// Addresses at which both the program and SDP listen.
+    services: Mutex<BTreeSet<SocketAddr>>,
     pub relays: Arc<Relays>,
 }
 
@@ -179,7 +174,6 @@ extern "C" fn in_parent() {
 pub fn is_child() {
     // The parent's threads do not exist here, and its locks may never be released.
     CURRENT.store(ptr::null_mut(), Ordering::Release);
-    direct::is_child();
     tracking::forked();
 }
 
@@ -302,19 +296,13 @@ impl Process {
         if addresses.iter().any(|address| address.ip == ip) {
             return Verdict::Kernel;
         }
-        // Decided before the peer sees a connection: the socket could not be connected to its gate.
-        let six = sockopt::socket_domain(socket) == Ok(AddressFamily::INET6);
-        let only_six = six && ip.is_ipv4() && sockopt::ipv6_v6only(socket) != Ok(false);
-        let has_loopback = addresses.iter().any(|address| address.loopback);
-        if only_six || !has_loopback || sys::is_bound_to_route(socket.as_raw_fd()) {
-            return if what == Use::Sdp { Verdict::Failed(libc::ENETUNREACH) } else { Verdict::Kernel };
-        }
         let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
-        let (limit, sends) = if waits { (CONNECT_LIMIT, 5) } else { (SHORT_LIMIT, 3) };
+        let (limit, sends) = if waits { (CONNECT_LIMIT, 3) } else { (SHORT_LIMIT, 1) };
+        let six = sockopt::socket_domain(socket) == Ok(AddressFamily::INET6);
         let connect = || {
             let from = source.ip.map_or_else(|| mapper::source_of(target), Ok)?;
             let port = self.port(Some(from)).ok_or_else(|| io::Error::other("no interface for SDP"))?;
-            let gate = Gate::open(from)?;
+            let gate = Gate::open(six)?;
             let stream = SdpStream::connect_service_from(&port.sdp, from, target, limit, sends)?;
             Ok((gate, stream))
         };
@@ -328,10 +316,10 @@ impl Process {
         }
     }
 
-    /// Adds an SDP listener for the program's listener at `local`, which listens for `both` families if `local` is the wildcard.
-    pub fn listening(&'static self, local: SocketAddr, both: bool, listener: Listener) {
-        let ip = local.ip();
-        if ip.is_loopback() || self.decide(Role::Listen, local) == Use::Tcp || !loopback_is_up() {
+    /// Adds an SDP listener for the program's listener at `local`.
+    pub fn listening(&'static self, local: SocketAddr) {
+        let ip = local.ip().to_canonical();
+        if ip.is_loopback() || self.decide(Role::Listen, local) == Use::Tcp {
             return;
         }
         let Some(port) = self.port(Some(ip).filter(|ip| !ip.is_unspecified())) else { return };
@@ -340,30 +328,22 @@ impl Process {
             Host::start(&addresses).map_err(|error| tracing::warn!(%error, "no port mapper")).ok()
         });
         let Some(mapper) = mapper else { return };
-        legs::will_be_used();
-        match lock(&self.services).entry(local) {
-            Entry::Occupied(mut service) => {
-                // Programs call it again to change the backlog.
-                if !service.get().contains(&listener) {
-                    service.get_mut().push(listener);
-                }
-                return;
-            }
-            Entry::Vacant(place) => drop(place.insert(vec![listener])),
+        if !lock(&self.services).insert(local) {
+            return;
         }
-        let names = [Some(local), both.then(|| ([0; 4], local.port()).into())];
-        let accepts = SdpListener::bind(&port.sdp, SocketAddr::new(ip, 0));
-        let bound = accepts.and_then(|accepts| Ok((accepts.local_addr()?.port(), accepts)));
-        let served = bound.and_then(|(number, accepts)| {
-            accepts.set_nonblocking(true);
-            names.iter().flatten().try_for_each(|name| mapper.add(*name, number))?;
+        let listener = SdpListener::bind(&port.sdp, SocketAddr::new(ip, 0));
+        let bound = listener.and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
+        let served = bound.and_then(|(number, listener)| {
+            listener.set_nonblocking(true);
+            mapper.add(SocketAddr::new(ip, local.port()), number)?;
             tracing::debug!(%local, number, "listens over SDP");
             let port = Arc::clone(&port);
             thread::Builder::new().name("xwarp-sdp-listen".into()).spawn(move || {
-                self.serve(&accepts, local);
+                self.serve(&listener, local);
                 if let Some(Some(mapper)) = port.mapper.get() {
-                    names.iter().flatten().for_each(|name| mapper.remove(*name));
+                    mapper.remove(SocketAddr::new(ip, local.port()));
                 }
+                lock(&self.services).remove(&local);
             })
         });
         if let Err(error) = served {
@@ -372,46 +352,34 @@ impl Process {
         }
     }
 
-    /// Whether a socket that the program has made a listener of this service still listens. If not, the service has ended.
-    fn program_listens(&self, local: SocketAddr) -> bool {
-        let known = lock(&self.services).get(&local).cloned().unwrap_or_default();
-        // A table that cannot be read is no reason to stop listening.
-        let listens = |listener: &Listener| {
-            mapper::is_listening(local, |socket| socket.inode == listener.inode).unwrap_or(true)
-        };
-        let closed: Vec<_> = known.iter().filter(|listener| !listens(listener)).copied().collect();
-        let mut services = lock(&self.services);
-        let Some(listeners) = services.get_mut(&local) else { return false };
-        listeners.retain(|listener| !closed.contains(listener));
-        if listeners.is_empty() {
-            services.remove(&local);
-            return false;
-        }
-        true
-    }
-
     /// Passes accepted SDP connections to the program's listening socket, until the program has closed it.
     fn serve(&self, listener: &SdpListener, local: SocketAddr) {
+        let service = match local.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => ([127, 0, 0, 1], local.port()).into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, local.port()).into(),
+            _ => local,
+        };
+        // A table that cannot be read is no reason to stop listening.
+        let program_listens = || mapper::is_listening(local, None).unwrap_or(true);
         loop {
             let accepted = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let look: Option<Timespec> = LOOK.try_into().ok();
                     let waited = poll(&mut [PollFd::new(listener, PollFlags::IN)], look.as_ref());
-                    if waited == Ok(0) && !self.program_listens(local) {
+                    if waited == Ok(0) && !program_listens() {
                         return;
                     }
                     continue;
                 }
                 Err(error) => {
                     tracing::warn!(%local, %error, "no longer listens over SDP");
-                    lock(&self.services).remove(&local);
                     return;
                 }
             };
-            if let Err(error) = self.bring(accepted, local) {
+            if let Err(error) = self.bring(accepted, service, local.port()) {
                 tracing::debug!(%local, %error, "the program does not take a connection");
-                if !self.program_listens(local) {
+                if !program_listens() {
                     return;
                 }
             }
@@ -419,30 +387,18 @@ impl Process {
     }
 
     /// Connects the program's listening socket to an accepted stream. If that fails, the stream is reset.
-    fn bring(&self, (stream, peer): (SdpStream, SocketAddr), service: SocketAddr) -> io::Result<()> {
-        // Of the family of the connection: the kernel's listener refuses one that it does not listen for.
-        let local = SocketAddr::new(stream.local_addr()?.ip(), service.port());
-        let listeners = lock(&self.services).get(&service).cloned().unwrap_or_default();
-        let (leg, own) = leg_to(local, service, &listeners).inspect_err(|_| stream.abort())?;
+    fn bring(
+        &self,
+        (stream, peer): (SdpStream, SocketAddr),
+        service: SocketAddr,
+        port: u16,
+    ) -> io::Result<()> {
+        let local = SocketAddr::new(stream.local_addr()?.ip(), port);
+        let (leg, own) = relay::leg(service).inspect_err(|_| stream.abort())?;
         // Names and connection are stored before the program can see the socket.
-        legs::insert((local, own), (local, peer), 0);
-        let joined = Joined::new(leg, (local, own), stream);
-        joined.call(local).inspect_err(|_| joined.stream.abort())?;
-        // With its cookie, the socket has its names also after the connection's end.
-        let connected = identity::socket_at(local, own);
-        if let Found::Socket(cookie) = connected
-            && !connected.is_one_of(&listeners)
-        {
-            legs::insert((local, own), (local, peer), cookie);
-        }
-        // Between the question and the connection, another program may have got the port. (A program that closes its listener
-        // when it has accepted leaves none.)
-        let after = identity::socket_at(local, SocketAddr::new(own.ip(), 0));
-        let is_other = matches!(after, Found::Socket(_)) && !after.is_one_of(&listeners);
-        if is_other && !listeners.iter().any(|listener| listener.shares_port) {
-            joined.stream.abort();
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
+        legs::insert((service, own), (local, peer));
+        let joined = Joined::new(leg, (service, own), stream);
+        joined.call(service).inspect_err(|_| joined.stream.abort())?;
         self.relays.start(&joined)
     }
 
@@ -484,40 +440,6 @@ fn share(counters: &BTreeMap<&'static str, u64>) -> String {
 
 fn options() -> SdpOptions {
     SdpOptions { bcopy_threshold: ADVERTISED_BYTES, ..SdpOptions::default() }
-}
-
-/// A leg whose connection to `local` the kernel will give to one of the program's `listeners` of the service, and its address.
-fn leg_to(
-    local: SocketAddr,
-    service: SocketAddr,
-    listeners: &[Listener],
-) -> io::Result<(OwnedFd, SocketAddr)> {
-    let shares_port = listeners.iter().any(|listener| listener.shares_port);
-    for _ in 0..if shares_port { MOST_LEGS } else { 1 } {
-        let (leg, own) = relay::leg(local)?;
-        let ours = match identity::socket_at(local, own) {
-            // The only listener gets it, whatever the port.
-            Found::Ended if !shares_port => {
-                identity::socket_at(local, SocketAddr::new(own.ip(), 0)).is_one_of(listeners)
-            }
-            // Without an answer, the kernel's table shows whether the program listens, if it is the only one.
-            Found::Unknown => {
-                let ours = |socket: Listening| listeners.iter().any(|own| own.inode == socket.inode);
-                !shares_port && mapper::is_listening(service, ours)?
-            }
-            found => found.is_one_of(listeners),
-        };
-        if ours {
-            return Ok((leg, own));
-        }
-    }
-    // Another program listens there.
-    Err(io::ErrorKind::ConnectionRefused.into())
-}
-
-/// Whether the loopback, which carries the bytes of legs, is up.
-fn loopback_is_up() -> bool {
-    sys::addresses().is_ok_and(|all| all.iter().any(|address| address.loopback))
 }
 
 /// The interface of an address, or the only one that is not the loopback.

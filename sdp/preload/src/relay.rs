@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write as _},
-    net::{IpAddr, Shutdown, SocketAddr},
+    net::{Shutdown, SocketAddr},
     ops::Range,
     os::fd::OwnedFd,
     sync::{
@@ -42,7 +42,7 @@ use crate::{
 
 /// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Stack of a thread in bytes, beside what the C library takes of it.
+/// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 128 << 10;
 /// After a piece of this length, the leg may have more data.
 const LONG_BYTES: usize = 16 << 10;
@@ -133,11 +133,15 @@ impl Watched {
     }
 }
 
-/// A listening socket of the library for one connection from this host.
+/// A listening socket on the loopback for one connection.
 #[derive(Debug)]
 pub struct Gate {
     socket: OwnedFd,
     pub address: SocketAddr,
+}
+
+fn loopback(six: bool) -> SocketAddr {
+    if six { ([0, 0, 0, 0, 0, 0, 0, 1], 0).into() } else { ([127, 0, 0, 1], 0).into() }
 }
 
 fn tcp_socket(six: bool) -> io::Result<OwnedFd> {
@@ -150,12 +154,11 @@ fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
 }
 
 impl Gate {
-    /// Opens a gate at the address `ip` of this host, which is that of the connection over SDP: the address that a program without
-    /// the table of names sees is never one of the loopback.
-    pub fn open(ip: IpAddr) -> io::Result<Self> {
-        let socket = tcp_socket(ip.is_ipv6())?;
-        bind(&socket, &SocketAddr::new(ip, 0))?;
-        listen(&socket, 16)?;
+    /// Opens a gate of the family of the program's socket.
+    pub fn open(six: bool) -> io::Result<Self> {
+        let socket = tcp_socket(six)?;
+        bind(&socket, &loopback(six))?;
+        listen(&socket, 4)?;
         Ok(Self { address: local_address(&socket)?, socket })
     }
 
@@ -171,12 +174,7 @@ impl Gate {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let (leg, from) = match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC) {
-                Ok(accepted) => accepted,
-                // One that another process has opened and reset.
-                Err(Errno::CONNABORTED | Errno::INTR | Errno::AGAIN) => continue,
-                Err(error) => return Err(error.into()),
-            };
+            let (leg, from) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC)?;
             if from.and_then(|from| SocketAddr::try_from(from).ok()) == Some(program) {
                 return Ok(numbers::out_of_the_way(leg));
             }
@@ -184,7 +182,7 @@ impl Gate {
     }
 }
 
-/// A leg that will be connected to the program's listening socket at `service`, an address of this host, and its own address.
+/// A leg that will be connected to the program's listening socket at `service`, and its address.
 pub fn leg(service: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     let leg = numbers::out_of_the_way(tcp_socket(service.is_ipv6())?);
     bind(&leg, &SocketAddr::new(service.ip(), 0))?;
@@ -212,7 +210,7 @@ impl Joined {
 }
 
 fn thread(name: &str) -> thread::Builder {
-    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES + sys::least_stack_bytes())
+    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
 
 impl Watch {

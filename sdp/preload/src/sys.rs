@@ -9,8 +9,7 @@ use std::{
 };
 
 use libc::{
-    c_int, c_long, c_void, iovec, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
-    socklen_t,
+    c_int, c_long, c_void, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
 };
 use rustix::{
     io::{Errno, ioctl_fionread},
@@ -53,9 +52,11 @@ pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
 pub enum Naming {
     Local,
     Peer,
+    /// `accept4` with these flags.
+    Accept(c_int),
 }
 
-/// `getsockname` or `getpeername` of the kernel.
+/// `getsockname`, `getpeername` or `accept4` of the kernel.
 ///
 /// # Safety
 /// The pointers are what the caller gave to one of these functions.
@@ -65,49 +66,14 @@ pub unsafe fn name(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut so
         let done = match call {
             Naming::Local => kernel!(libc::SYS_getsockname, fd, address, len),
             Naming::Peer => kernel!(libc::SYS_getpeername, fd, address, len),
+            Naming::Accept(flags) => kernel!(libc::SYS_accept4, fd, address, len, flags),
         };
         done as c_int
     }
 }
 
-/// An address of a socket. An IPv4 address of an IPv6 socket is one of IPv4.
-pub fn address_of(call: Naming, fd: RawFd) -> Option<SocketAddr> {
-    kernel_address(call, fd).map(canonical)
-}
-
-pub fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-/// Keeps a copy of a descriptor open, also across `exec`, at a number of at least `least` if the limit allows it.
-pub fn keep_across_exec(fd: &OwnedFd, least: c_int) {
-    let fd = fd.as_raw_fd();
-    // SAFETY: no pointers.
-    unsafe {
-        if kernel!(libc::SYS_fcntl, fd, libc::F_DUPFD, least) < 0 {
-            kernel!(libc::SYS_fcntl, fd, libc::F_DUPFD, 3);
-        }
-    }
-}
-
-/// Whether a socket is bound to an interface or marked: its segments cannot pass the loopback, or a rule routes them by the mark.
-pub fn is_bound_to_route(fd: RawFd) -> bool {
-    let mut name = [0_u8; libc::IFNAMSIZ];
-    let mut mark: c_int = 0;
-    let (mut len, mut mark_len) = (name.len() as socklen_t, size_of::<c_int>() as socklen_t);
-    // SAFETY: the calls store at most these lengths.
-    let (bound, marked) = unsafe {
-        let (level, name) = (libc::SOL_SOCKET, name.as_mut_ptr().cast());
-        (
-            libc::getsockopt(fd, level, libc::SO_BINDTODEVICE, name, &raw mut len) == 0 && len > 0,
-            libc::getsockopt(fd, level, libc::SO_MARK, (&raw mut mark).cast(), &raw mut mark_len) == 0,
-        )
-    };
-    bound || (marked && mark != 0)
-}
-
 /// An address of a socket in the kernel's form.
-pub fn kernel_address(call: Naming, fd: RawFd) -> Option<SocketAddr> {
+pub fn address_of(call: Naming, fd: RawFd) -> Option<SocketAddr> {
     let mut storage = MaybeUninit::<sockaddr_storage>::uninit();
     let address = storage.as_mut_ptr().cast::<sockaddr>();
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
@@ -151,59 +117,6 @@ pub fn grow_buffers(socket: BorrowedFd<'_>) {
             len,
         );
     }
-}
-
-/// The length that a caller of the C interface gives, `None` if there is none or the pointer is bad: the kernel then answers.
-pub fn read_length(len: *const socklen_t) -> Option<socklen_t> {
-    if len.is_null() {
-        return None;
-    }
-    let before = errno();
-    let mut found: socklen_t = 0;
-    let to = iovec { iov_base: (&raw mut found).cast(), iov_len: size_of::<socklen_t>() };
-    let from = iovec { iov_base: len.cast_mut().cast(), ..to };
-    // SAFETY: the kernel checks the caller's pointer, and stores at most the length of `found`.
-    let done = unsafe {
-        kernel!(libc::SYS_process_vm_readv, std::process::id(), &raw const to, 1, &raw const from, 1, 0)
-    };
-    let error = errno();
-    set_errno(before);
-    if done < 0 && error != libc::EFAULT {
-        // A filter of system calls forbids it. SAFETY: the caller's promise to the function that we replace.
-        return Some(unsafe { len.read_unaligned() });
-    }
-    (done == size_of::<socklen_t>() as c_long).then_some(found)
-}
-
-/// Copies an address to the caller's `room` bytes at `to`, and its whole length to `to_len`. False if the pointers are bad.
-///
-/// # Safety
-/// `from_len` bytes can be read at `from`.
-pub unsafe fn copy_address(
-    from: *const sockaddr,
-    from_len: socklen_t,
-    to: *mut sockaddr,
-    room: socklen_t,
-    to_len: *mut socklen_t,
-) -> bool {
-    let copied = from_len.min(room) as usize;
-    let piece = |base: *const c_void, len| iovec { iov_base: base.cast_mut(), iov_len: len };
-    let word = size_of::<socklen_t>();
-    let sources = [piece(from.cast(), copied), piece((&raw const from_len).cast(), word)];
-    let targets = [piece(to.cast(), copied), piece(to_len.cast(), word)];
-    // SAFETY: the sources are valid, and the kernel checks the targets.
-    let done = unsafe {
-        kernel!(libc::SYS_process_vm_writev, std::process::id(), sources.as_ptr(), 2, targets.as_ptr(), 2, 0)
-    };
-    if done < 0 && errno() != libc::EFAULT {
-        // As above. SAFETY: the caller's promise to the function that we replace.
-        unsafe {
-            ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), copied);
-            to_len.write_unaligned(from_len);
-        }
-        return true;
-    }
-    done == (copied + word) as c_long
 }
 
 /// The number of bytes for which reads of a socket wait (`SO_RCVLOWAT`).
@@ -309,22 +222,6 @@ pub fn send(
     usize::try_from(done).map_err(|_| Errno::from_raw_os_error(errno()))
 }
 
-/// The bytes of each stack that the C library takes, mainly for the thread-local variables of all objects that were loaded at the start.
-pub fn least_stack_bytes() -> usize {
-    // SAFETY: the name is a string; the function has this type.
-    unsafe {
-        let least = libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
-        if least.is_null() {
-            return 0;
-        }
-        let least = std::mem::transmute::<
-            *mut c_void,
-            unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t,
-        >(least);
-        least(MaybeUninit::zeroed().as_ptr())
-    }
-}
-
 /// Ends the process at once.
 pub fn exit_group(status: c_int) -> ! {
     loop {
@@ -361,9 +258,7 @@ pub fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
 /// `address` points to `len` readable bytes, or is null.
 pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
     let len = len as usize;
-    // The kernel refuses longer ones.
-    let lengths = size_of::<sa_family_t>()..=size_of::<sockaddr_storage>();
-    if address.is_null() || !lengths.contains(&len) {
+    if address.is_null() || len < size_of::<sa_family_t>() {
         return None;
     }
     // SAFETY: there are enough bytes for the family, and below for each kind of address; the pointer need not be aligned.

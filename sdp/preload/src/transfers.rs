@@ -27,7 +27,7 @@ unsafe fn to_fill(
         // SAFETY: the caller's promise.
         unsafe {
             let piece = pieces.add(at).read_unaligned();
-            if piece.iov_base.is_null() || isize::try_from(piece.iov_len).is_err() {
+            if piece.iov_base.is_null() {
                 return then(&mut []);
             }
             *place = slice::from_raw_parts_mut(piece.iov_base.cast(), piece.iov_len.min(MOST_BYTES));
@@ -51,7 +51,7 @@ unsafe fn to_send(
         // SAFETY: the caller's promise.
         unsafe {
             let piece = pieces.add(at).read_unaligned();
-            if piece.iov_base.is_null() || isize::try_from(piece.iov_len).is_err() {
+            if piece.iov_base.is_null() {
                 return then(&[]);
             }
             *place =

@@ -11,13 +11,11 @@ use std::{
 use super::packet::{Kind, PACKET_BYTES, PORT, Packet, PmTime};
 
 /// Wait for the answer to the first sending of a question; doubled for each further one.
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// Time for which a host that has not answered is not asked again, the first time; doubled each further time, up to the longest one.
-const SILENT: Duration = Duration::from_secs(2);
-const LONGEST_SILENT: Duration = Duration::from_secs(60);
-/// Time for which a service is not asked for again after a denial, and a host whose port mapper does not run: the server may start
-/// at any moment, and a question costs a round trip.
-const DENIED: Duration = Duration::from_secs(1);
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// Time for which a host without port mapper is not asked again.
+const SILENT: Duration = Duration::from_secs(60);
+/// Time for which a service is not asked for again after a denial.
+const DENIED: Duration = Duration::from_secs(10);
 /// Longest time for which an answer is used, whatever its own limit.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Answers that are remembered.
@@ -41,8 +39,6 @@ pub enum Asked {
     Denied,
     /// No port mapper answers.
     Silent,
-    /// No port mapper runs on the host, which has said so.
-    Unreachable,
 }
 
 /// A question: where is `target`'s SDP listener?
@@ -102,13 +98,8 @@ impl Question {
         socket.connect((self.request.service_ip, port))?;
         let mut datagram = [0; 512];
         for attempt in 0..sends {
-            match socket.send(&self.request()) {
-                Ok(_) => {}
-                // The answer to an earlier message.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    return Ok(Asked::Unreachable);
-                }
-                Err(_) => return Ok(Asked::Silent),
+            if socket.send(&self.request()).is_err() {
+                return Ok(Asked::Silent);
             }
             let end = Instant::now() + FIRST_WAIT * (1 << attempt.min(8));
             loop {
@@ -120,7 +111,7 @@ impl Question {
                 let len = match socket.recv(&mut datagram) {
                     Ok(len) => len,
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                        return Ok(Asked::Unreachable);
+                        return Ok(Asked::Silent);
                     }
                     Err(_) => continue,
                 };
@@ -150,14 +141,13 @@ pub fn source_of(target: SocketAddr) -> io::Result<IpAddr> {
 #[derive(Debug, Default)]
 pub struct Cache {
     services: BTreeMap<SocketAddr, (Answer, Instant)>,
-    /// Hosts that have not answered, until when they are not asked, and for how long that is.
-    silent: BTreeMap<IpAddr, (Instant, Duration)>,
+    silent: BTreeMap<IpAddr, Instant>,
 }
 
 impl Cache {
     /// The cached answer about `target` at this time.
     pub fn look(&mut self, now: Instant, target: SocketAddr) -> Option<Answer> {
-        if self.silent.get(&target.ip()).is_some_and(|(until, _)| now < *until) {
+        if self.silent.get(&target.ip()).is_some_and(|until| now < *until) {
             return Some(Answer::No);
         }
         self.services.get(&target).filter(|(_, until)| now < *until).map(|(answer, _)| *answer)
@@ -168,32 +158,23 @@ impl Cache {
         match asked {
             Asked::Accepted(at, valid) => {
                 let valid = valid.duration().map_or(LONGEST, |valid| valid.min(LONGEST));
-                self.silent.remove(&target.ip());
                 self.remember(now, target, Answer::At(at), valid);
                 Answer::At(at)
             }
-            Asked::Denied | Asked::Unreachable => {
-                self.silent.remove(&target.ip());
+            Asked::Denied => {
                 self.deny(now, target);
                 Answer::No
             }
             Asked::Silent => {
-                let known = self.silent.get(&target.ip()).map(|(_, time)| *time);
                 if self.silent.len() >= MOST_ANSWERS {
-                    self.silent.retain(|_, (until, _)| now < *until);
+                    self.silent.retain(|_, until| now < *until);
                 }
-                if self.silent.len() < MOST_ANSWERS || self.silent.contains_key(&target.ip()) {
-                    let time = known.map_or(SILENT, |time| (2 * time).min(LONGEST_SILENT));
-                    self.silent.insert(target.ip(), (now + time, time));
+                if self.silent.len() < MOST_ANSWERS {
+                    self.silent.insert(target.ip(), now + SILENT);
                 }
                 Answer::No
             }
         }
-    }
-
-    /// The connection failed at the cached address of `target`: its service may have another one now.
-    pub fn forget(&mut self, target: SocketAddr) {
-        self.services.remove(&target);
     }
 
     /// The connection to `target` failed at its SDP address: that counts as a denial.
@@ -298,33 +279,6 @@ mod tests {
         let other: SocketAddr = ([10, 0, 0, 2], 81).into();
         assert_eq!(cache.look(now, other), Some(Answer::No), "the whole host");
         assert_eq!(cache.look(now + SILENT, other), None);
-        // Longer each time without an answer, and briefly again after one.
-        let later = now + SILENT;
-        cache.learn(later, target(), Asked::Silent);
-        assert_eq!(cache.look(later + SILENT, other), Some(Answer::No));
-        assert_eq!(cache.look(later + 2 * SILENT, other), None);
-        for _ in 0..20 {
-            cache.learn(later, target(), Asked::Silent);
-        }
-        assert_eq!(cache.look(later + LONGEST_SILENT, other), None);
-        cache.learn(later, target(), Asked::Denied);
-        assert_eq!(cache.look(later, other), None, "a host that answers");
-    }
-
-    #[test]
-    fn sdp_s7_a_server_that_starts_or_restarts_is_found_within_seconds() {
-        let (mut cache, now) = (Cache::default(), Instant::now());
-        let soon = now + Duration::from_secs(2);
-        for asked in [Asked::Denied, Asked::Silent, Asked::Unreachable] {
-            cache.learn(now, target(), asked);
-            assert_eq!(cache.look(soon, target()), None, "{asked:?}");
-        }
-        let other: SocketAddr = ([10, 0, 0, 2], 81).into();
-        cache.learn(now, target(), Asked::Unreachable);
-        assert_eq!(cache.look(now, other), None, "another service of the host is asked for");
-        cache.learn(now, target(), Asked::Accepted(([10, 0, 0, 2], 5000).into(), PmTime(120)));
-        cache.forget(target());
-        assert_eq!(cache.look(now, target()), None);
     }
 
     #[test]

@@ -200,8 +200,6 @@ impl Shared {
         for _ in 0..MOST_ATTEMPTS {
             match self.try_join() {
                 Ok(role) => return Ok(role),
-                // It does not become another one's by waiting.
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
                 Err(error) => last = error,
             }
             thread::sleep(PAUSE);
@@ -224,7 +222,6 @@ impl Shared {
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 let holder = Kept::open(|| UnixStream::connect_addr(name))?;
-                may_hold(socket_peercred(holder.as_fd())?.uid.as_raw(), rustix::process::geteuid().as_raw())?;
                 holder.set_read_timeout(Some(ANSWER))?;
                 for (address, port) in &*own {
                     exchange(&holder, Record::Add(*address, *port))?;
@@ -353,20 +350,10 @@ fn take_records(mut process: &UnixStream, owner: usize, services: &Mutex<Service
     }
 }
 
-/// Whether a process of user `own` may register with a holder of the user `holder`: with one of root or of its own. Any other could
-/// answer for its services with ports of its own.
-fn may_hold(holder: u32, own: u32) -> io::Result<()> {
-    if holder == 0 || holder == own {
-        return Ok(());
-    }
-    let text = format!("user {holder}, neither root nor this user, holds the port mapper");
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
-}
-
 /// Whether a user may announce a service at `address`: root, and a user whose kernel socket listens there. Otherwise users could
 /// take the connections of each other's services.
 fn may_add(user: u32, address: SocketAddr) -> bool {
-    user == 0 || is_listening(address, |socket| socket.user == user).unwrap_or(false)
+    user == 0 || is_listening(address, Some(user)).unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -406,14 +393,6 @@ mod tests {
 
     fn service(port: u16) -> SocketAddr {
         ([0; 4], port).into()
-    }
-
-    #[test]
-    fn sdp_s7_a_holder_is_root_or_the_same_user() {
-        assert!(may_hold(0, 1000).is_ok() && may_hold(1000, 1000).is_ok());
-        for own in [0, 1001] {
-            assert_eq!(may_hold(1000, own).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        }
     }
 
     #[test]

@@ -24,6 +24,6 @@ pub use self::{
     client::{Answer, Asked, Cache, Question, source_of},
     host::Host,
     kept::descriptors,
-    listening::{Listening, is_listening},
+    listening::is_listening,
     packet::{Kind, PACKET_BYTES, PORT, Packet, PacketError, PmTime},
 };

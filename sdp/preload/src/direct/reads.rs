@@ -256,7 +256,6 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
         match outcome {
             Read::Done(n) => return n as isize,
             Read::Empty => {
-                drop(inside);
                 sys::set_errno(libc::EAGAIN);
                 return -1;
             }
