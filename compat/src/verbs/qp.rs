@@ -151,6 +151,9 @@ impl Qp {
         c.qp_base.qp_type = init.qp_type;
         post_ex::show_functions(&mut c);
         let context = Arc::clone(&pd.context);
+        // The state of an iWARP queue pair without a connection is INIT (siw and iw_cxgb4 show it so to a query). `state` of the C
+        // structure begins as RESET with every device, as in rdma-core.
+        let first = if config().face == Face::Roce { qp_state::RESET } else { qp_state::INIT };
         let qp = Arc::new(Self {
             c: CPart::new(c),
             qp,
@@ -163,16 +166,14 @@ impl Qp {
             number,
             cap: *cap,
             sq_sig_all: init.sq_sig_all,
-            attributes: Mutex::new(zeroed()),
+            attributes: Mutex::new(ibv_qp_attr { qp_state: first, ..zeroed() }),
             is_paired: AtomicBool::new(false),
-            is_reset: AtomicBool::new(false),
+            is_reset: AtomicBool::new(first == qp_state::RESET),
             is_extended: AtomicBool::new(false),
             unacknowledged: Unacknowledged::default(),
             drafting: HeldLock::new(!pd.is_of_one_thread()),
             draft: CPart::new(Draft::new(cap.max_send_wr)),
         });
-        // The state of an iWARP queue pair without a connection is INIT (siw and iw_cxgb4 show it so).
-        qp.set_state(if config().face == Face::Roce { qp_state::RESET } else { qp_state::INIT });
         context.card.add_qp(&qp);
         Handle::publish(Arc::clone(&qp));
         Ok(qp)
