@@ -8,7 +8,7 @@
 local sendimm = Proto("sendimm", "Send with Immediate Data (xwarp)")
 
 -- The reserved bits of MPA's flags, and RDMAP's opcode for experiments.
-local OFFERED, AGREED, OPCODE = 8, 4, 15
+local OFFERED, AGREED, OPCODE = 1, 2, 15
 
 local f = {
   offered = ProtoField.bool("sendimm.offered", "Offered"),

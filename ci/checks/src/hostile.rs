@@ -19,7 +19,7 @@ pub const CRC: u8 = 0x40;
 /// See [`MARKERS`].
 pub const ENHANCED: u8 = 0x10;
 /// The reserved bit by which a request of revision 2 offers Sends with immediate data (`docs/decisions/0031-*`).
-pub const SEND_IMMEDIATE: u8 = 0x08;
+pub const SEND_IMMEDIATE: u8 = 0x01;
 
 /// How the peer's direction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -27,7 +27,7 @@ const REJECTED: u8 = 0x20;
 const MARKERS: u8 = 0x80;
 const ENHANCED: u8 = 0x10;
 /// Reserved bits: Sends with immediate data are offered.
-const OFFER: u8 = 0x08;
+const OFFER: u8 = 0x01;
 /// Flags and revision of the first request.
 const REQUEST: (u8, u8) = (MARKERS | CRC | ENHANCED | OFFER, 2);
 

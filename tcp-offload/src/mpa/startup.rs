@@ -21,11 +21,12 @@ const FLAG_ENHANCED: u8 = 0x10;
 
 /// The reserved bits of the flags (Res). RFC 5044 section 7.1.1: peers do not check them.
 const RESERVED: u8 = 0x0f;
-/// Request: the reserved bits of an initiator that has Sends with immediate data, an extension of this project.
-const SEND_IMMEDIATE_OFFERED: u8 = 0x08;
+/// Request: the reserved bits of an initiator that has Sends with immediate data, an extension of this project. Not 0x08, by which
+/// Linux's siw offers and takes FPDUs of several segments.
+const SEND_IMMEDIATE_OFFERED: u8 = 0x01;
 /// Reply: the reserved bits of a responder that agrees to them. They differ from the offer, because Linux's siw answers with the
 /// flags of the request.
-const SEND_IMMEDIATE_AGREED: u8 = 0x04;
+const SEND_IMMEDIATE_AGREED: u8 = 0x02;
 
 /// Control flags A and B are the two bits above the IRD, C and D those above the ORD (RFC 6581 section 9).
 const CONTROL_HIGH: u16 = 0x8000;
@@ -324,10 +325,10 @@ mod tests {
                 let mut bytes = *b"MPA ID Req Frame\x00\x00\x00\x00";
                 bytes[16..18].copy_from_slice(&[bits, revision]);
                 let (request, _) = MpaRequest::parse(&bytes).unwrap().unwrap();
-                assert_eq!(request.send_immediate, (bits, revision) == (8, 2), "{bits:x} {revision}");
+                assert_eq!(request.send_immediate, (bits, revision) == (1, 2), "{bits:x} {revision}");
                 bytes[..16].copy_from_slice(REPLY_KEY);
                 let (reply, _) = MpaReply::parse(&bytes).unwrap().unwrap();
-                assert_eq!(reply.send_immediate, (bits, revision) == (4, 2), "{bits:x} {revision}");
+                assert_eq!(reply.send_immediate, (bits, revision) == (2, 2), "{bits:x} {revision}");
             }
         }
     }

@@ -473,10 +473,18 @@ fn sends_with_immediate_data_need_an_offer_and_an_agreement() {
         let initiator = replied(with(offered), &MpaReply { send_immediate: granted, ..reply });
         assert_eq!(agreed(&initiator), both);
     }
-    let mut bytes = reply().emit();
+    // The offer, which a siw echoes, and the bit of its own FPDUs of several segments.
+    for bits in [0x01, 0x08] {
+        let mut bytes = reply().emit();
+        bytes[16] |= bits;
+        let (echoed, _) = MpaReply::parse(&bytes).unwrap().unwrap();
+        assert!(!agreed(&replied(MpaConfig::default(), &echoed)));
+    }
+    let mut bytes = request().emit();
     bytes[16] |= 0x08;
-    let (echoed, _) = MpaReply::parse(&bytes).unwrap().unwrap();
-    assert!(!agreed(&replied(MpaConfig::default(), &echoed)));
+    let (of_siw, _) = MpaRequest::parse(&bytes).unwrap().unwrap();
+    assert!(!accepted(MpaConfig::default(), &of_siw, 4, 4).1.send_immediate);
+    assert_eq!(MpaRequest { send_immediate: true, ..request() }.emit()[16] & 0x08, 0);
     // Revision 1 has no extensions.
     let old = MpaRequest { revision: 1, enhanced: None, ..request() };
     assert!(!accepted(MpaConfig::default(), &old, 4, 4).1.send_immediate);
