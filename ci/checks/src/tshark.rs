@@ -162,30 +162,41 @@ fn foreign_protocols() -> Result<&'static [String]> {
     Ok(FOREIGN.get_or_init(|| foreign))
 }
 
-/// The dissector of SDP over iWARP.
-const SDP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sdp.lua");
+/// Runs tshark with a dissector of ours on a capture. Returns a line for each frame that matches `options`, in which tabs separate
+/// the fields, and bars the values of one field. An error when the dissector complains, or the capture ends within a frame, unless
+/// it `may_be_cut`.
+fn dissect(path: &Path, script: &str, options: &[&str], fields: &[&str], may_be_cut: bool) -> Result<String> {
+    let mut command = tshark(path)?;
+    command.args(["-X", &format!("lua_script:{DOCS}/{script}")]).args(options);
+    command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
+    for field in fields {
+        command.args(["-e", field]);
+    }
+    let output = command.output().context("cannot run tshark: is it installed?")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let was_cut = may_be_cut && errors.contains("cut short in the middle of a packet");
+    let was_read = output.status.success() || was_cut;
+    ensure!(was_read && !errors.contains(script), "tshark: {}", errors.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Where the dissectors are.
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
+/// For captures in which checksums were left to the kernel: they are partial, and Wireshark would not reassemble their segments.
+const ANY_CHECKSUM: [&str; 2] = ["-o", "tcp.check_checksum:FALSE"];
 
 /// Runs tshark with the dissector of SDP on a capture: the number of messages of each identifier. An error when the dissector
 /// complains, or has not found a message between two others of a direction.
 ///
 /// The capture of a killed program may end within a frame. tshark reads all frames before and says so, which is no complaint.
 pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
-    let mut command = tshark(path)?;
-    // Those that were left to the kernel are partial, and Wireshark would not reassemble their segments.
-    command.args(["-o", "tcp.check_checksum:FALSE"]);
-    command.args(["-X", &format!("lua_script:{SDP_SCRIPT}"), "-Y", "sdpiwarp", "-T", "fields"]);
-    command.args(["-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
-    for field in
-        ["tcp.stream", "tcp.srcport", "sdpiwarp.mid", "sdpiwarp.mseq", "sdpiwarp.wrong", "_ws.malformed"]
-    {
-        command.args(["-e", field]);
-    }
-    let output = command.output().context("cannot run tshark: is it installed?")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let read = output.status.success() || errors.contains("cut short in the middle of a packet");
-    ensure!(read && !errors.contains("sdp.lua"), "tshark: {}", errors.trim());
+    let fields =
+        ["tcp.stream", "tcp.srcport", "sdpiwarp.mid", "sdpiwarp.mseq", "sdpiwarp.wrong", "_ws.malformed"];
+    let options = [&ANY_CHECKSUM[..], &["-Y", "sdpiwarp"]].concat();
+    let frames = dissect(path, "sdp.lua", &options, &fields, true)?;
     let (mut messages, mut last) = (BTreeMap::new(), BTreeMap::new());
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    for line in frames.lines() {
         let mut columns = line.splitn(5, '\t');
         let mut next = || columns.next().unwrap_or_default();
         let (stream, port, kinds, numbers, complaint) = (next(), next(), next(), next(), next());
@@ -203,9 +214,6 @@ pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
     Ok(messages)
 }
 
-/// The dissector of Sends with immediate data.
-const SEND_IMMEDIATE_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/send-immediate.lua");
-
 /// The results of the dissector of Sends with immediate data for a capture.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImmediateSends {
@@ -219,25 +227,16 @@ pub struct ImmediateSends {
 
 /// Runs tshark with the dissector of Sends with immediate data on a capture without markers.
 pub fn immediate_sends(path: &Path) -> Result<ImmediateSends> {
-    let mut command = tshark(path)?;
-    // Those that were left to the kernel are partial, and Wireshark would not reassemble their segments.
-    command.args(["-o", "tcp.check_checksum:FALSE", "-X", &format!("lua_script:{SEND_IMMEDIATE_SCRIPT}")]);
-    command.args(["-Y", "sendimm", "-T", "fields", "-E", "separator=/t", "-E", "aggregator=|"]);
-    for field in ["offered", "agreed", "data", "solicited", "last"] {
-        command.args(["-e", &format!("sendimm.{field}")]);
-    }
-    let output = command.output().context("cannot run tshark: is it installed?")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && !errors.contains("send-immediate.lua"), "tshark: {}", errors.trim());
+    let fields = ["sendimm.offered", "sendimm.agreed", "sendimm.data", "sendimm.solicited", "sendimm.last"];
+    let options = [&ANY_CHECKSUM[..], &["-Y", "sendimm"]].concat();
+    let frames = dissect(path, "send-immediate.lua", &options, &fields, false)?;
     let mut found = ImmediateSends::default();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    for line in frames.lines() {
         let mut columns = line.split('\t');
         let [offered, agreed, data, solicited, last] = [(); 5].map(|()| columns.next().unwrap_or_default());
         found.offered += usize::from(!offered.is_empty());
         found.agreed += usize::from(!agreed.is_empty());
         for ((data, solicited), last) in data.split('|').zip(solicited.split('|')).zip(last.split('|')) {
-            // tshark writes booleans as numbers, or since 4.2 as words.
-            let is_true = |word| matches!(word, "1" | "True");
             if is_true(last) {
                 let data = u32::from_str_radix(data.trim_start_matches("0x"), 16)?;
                 found.messages.push((data, is_true(solicited)));
@@ -246,9 +245,6 @@ pub fn immediate_sends(path: &Path) -> Result<ImmediateSends> {
     }
     Ok(found)
 }
-
-/// The dissector of RDMA/TCP of 2000.
-const RDMA_TCP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rdma-tcp.lua");
 
 /// The results of RDMA/TCP's dissector for a capture.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -269,10 +265,7 @@ pub struct Segments {
 
 /// Runs tshark with the dissector of RDMA/TCP on a capture.
 pub fn segments(path: &Path) -> Result<Segments> {
-    let mut command = tshark(path)?;
-    command.args(["-X", &format!("lua_script:{RDMA_TCP_SCRIPT}")]);
-    command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
-    for field in [
+    let fields = [
         "frame.number",
         "tcp.len",
         "rdmatcp.type",
@@ -282,14 +275,10 @@ pub fn segments(path: &Path) -> Result<Segments> {
         "_ws.malformed",
         "_ws.expert.severity",
         "_ws.expert.message",
-    ] {
-        command.args(["-e", field]);
-    }
-    let output = command.output().context("cannot run tshark: is it installed?")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && !errors.contains("rdma-tcp.lua"), "tshark: {}", errors.trim());
+    ];
+    let frames = dissect(path, "rdma-tcp.lua", &[], &fields, false)?;
     let mut segments = Segments::default();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    for line in frames.lines() {
         segments.read(line);
     }
     Ok(segments)
@@ -335,6 +324,7 @@ impl Segments {
     }
 }
 
+/// Whether a field of tshark's is true: booleans are numbers, or since 4.2 words.
 fn is_true(field: &str) -> bool {
     matches!(field, "1" | "True")
 }

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use xwarp_checks::process::Running;
 use xwarp_checks::user::{LIMIT, User, finish};
 
-/// Names of directories and users that programs of this test see.
+/// Whether only its owner may enter a directory.
 fn is_private(directory: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     fs::metadata(directory).is_ok_and(|found| found.mode().trailing_zeros() >= 6)
@@ -20,6 +20,20 @@ fn is_private(directory: &Path) -> bool {
 /// What a program has said so far.
 fn so_far(running: &mut Running) -> String {
     running.arrived().join("\n")
+}
+
+/// Starts a client, again if it came too early, and waits until its server says `words`.
+fn start_until(user: &User, client: &str, serving: &mut Running, words: &str) -> Running {
+    let mut running = user.start(client);
+    let end = Instant::now() + LIMIT;
+    while !so_far(serving).contains(words) {
+        assert!(Instant::now() < end, "{}", so_far(serving));
+        if running.wait(Duration::from_millis(1)).is_ok() {
+            running = user.start(client);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    running
 }
 
 #[test]
@@ -97,16 +111,8 @@ fn fabric_hosts_find_each_other_by_name() {
 fn fabric_a_killed_program_leaves_nothing() {
     let user = User::new("killed");
     let mut serving = user.start("run --fabric stdbuf -oL rping -s -a 127.0.0.1 -C 100000 -v");
-    let mut client = user.start("run --fabric stdbuf -oL rping -c -a 127.0.0.1 -C 100000 -v");
-    // Both are in the middle of it, or the client came too early.
-    let end = Instant::now() + LIMIT;
-    while !so_far(&mut serving).contains("rdma-ping-10:") {
-        assert!(Instant::now() < end, "{}", so_far(&mut serving));
-        if client.wait(Duration::from_millis(1)).is_ok() {
-            client = user.start("run --fabric stdbuf -oL rping -c -a 127.0.0.1 -C 100000 -v");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
+    let client = "run --fabric stdbuf -oL rping -c -a 127.0.0.1 -C 100000 -v";
+    let client = start_until(&user, client, &mut serving, "rdma-ping-10:");
     serving.signal(Signal::KILL).unwrap();
     serving.wait(LIMIT).unwrap();
     let begin = Instant::now();
@@ -139,15 +145,8 @@ fn fabric_faults_are_mended_and_cuts_heal() {
     user.run("fabric set a b --clear --delay 1ms");
     let line = "stdbuf -oL rping -v -C 600 -S 100";
     let mut serving = user.start(&format!("run --fabric --host a {line} -s"));
-    let mut client = user.start(&format!("run --fabric --host b {line} -c -a a"));
-    let end = Instant::now() + LIMIT;
-    while !so_far(&mut serving).contains("rdma-ping-20:") {
-        assert!(Instant::now() < end, "{}", so_far(&mut serving));
-        if client.wait(Duration::from_millis(1)).is_ok() {
-            client = user.start(&format!("run --fabric --host b {line} -c -a a"));
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    let client = format!("run --fabric --host b {line} -c -a a");
+    let client = start_until(&user, &client, &mut serving, "rdma-ping-20:");
     user.run("fabric cut a b");
     // Nothing is on its way any more.
     let mut before = so_far(&mut serving).len();

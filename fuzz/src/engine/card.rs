@@ -139,24 +139,28 @@ fn kinds(attributes: QpAttributes, srq: SrqId) -> [QpAttributes; 4] {
     [any, QpAttributes { options: strict, ..plain }, QpAttributes { srq: Some(srq), ..plain }, plain]
 }
 
+/// `framing` with these settings.
+fn configured(framing: &FramingConfig, settings: Settings) -> FramingConfig {
+    let hold_bytes = if settings.little_hold() { 2048 } else { 1 << 17 };
+    let mpa = |config| {
+        let (markers, crc) = (settings.markers(), settings.crc());
+        MpaConfig { markers, crc, hold_bytes, ..config }
+    };
+    let rdma_tcp = |config| RdmaTcpConfig { hold_bytes, ..config };
+    match framing.clone() {
+        FramingConfig::Mpa(config) => mpa(config).into(),
+        FramingConfig::RdmaTcp(config) => rdma_tcp(config).into(),
+        FramingConfig::Either(first, second) => FramingConfig::Either(mpa(first), rdma_tcp(second)),
+    }
+}
+
 impl Card {
     /// Creates a card that listens or can connect.
     pub fn new(settings: Settings, addresses: Addresses, framing: &FramingConfig) -> Self {
-        let hold_bytes = if settings.little_hold() { 2048 } else { 1 << 17 };
-        let mpa = |config| {
-            let (markers, crc) = (settings.markers(), settings.crc());
-            MpaConfig { markers, crc, hold_bytes, ..config }
-        };
-        let rdma_tcp = |config| RdmaTcpConfig { hold_bytes, ..config };
-        let framing = match framing.clone() {
-            FramingConfig::Mpa(config) => mpa(config).into(),
-            FramingConfig::RdmaTcp(config) => rdma_tcp(config).into(),
-            FramingConfig::Either(first, second) => FramingConfig::Either(mpa(first), rdma_tcp(second)),
-        };
         let limits = Limits { max_cqe: 4096, max_mr: 64, max_qp: 8, ..Limits::default() };
         let mut engine = Engine::new(EngineConfig {
             secret: Secret::from_number(7),
-            framing,
+            framing: configured(framing, settings),
             limits,
             most_connections: 16,
             ..EngineConfig::default()

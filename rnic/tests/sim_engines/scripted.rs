@@ -96,14 +96,7 @@ impl World {
         let syn = world.host.peer.syn();
         world.host.link.inject(&syn);
         world.run(Duration::from_millis(1));
-        let request = MpaRequest {
-            revision: 1,
-            markers: false,
-            crc: true,
-            enhanced: None,
-            send_immediate: false,
-            private_data: Vec::new(),
-        };
+        let request = MpaRequest { revision: 1, crc: true, ..MpaRequest::default() };
         world.host.send(&RawSegment { payload: &request.emit(), ..RawSegment::ack() });
         world.run(Duration::from_millis(1));
         assert_eq!(world.state(), QpState::Rts);

@@ -45,7 +45,7 @@ pub struct Enhanced {
 }
 
 /// An MPA Request frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MpaRequest {
     /// 0, 1 or 2.
     pub revision: u8,
@@ -62,7 +62,7 @@ pub struct MpaRequest {
 }
 
 /// An MPA Reply frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MpaReply {
     /// 0, 1 or 2.
     pub revision: u8,

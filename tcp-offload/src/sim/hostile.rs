@@ -246,19 +246,9 @@ impl HostileHost {
         let enhanced = Some(Enhanced { ird: 4, ord: 4, peer_to_peer: None });
         let (revision, markers, crc) = (2, conversation.markers, true);
         let frame = if initiator {
-            MpaRequest { revision, markers, crc, enhanced, send_immediate: false, private_data: Vec::new() }
-                .emit()
+            MpaRequest { revision, markers, crc, enhanced, ..MpaRequest::default() }.emit()
         } else {
-            MpaReply {
-                revision,
-                markers,
-                crc,
-                rejected: false,
-                enhanced,
-                send_immediate: false,
-                private_data: Vec::new(),
-            }
-            .emit()
+            MpaReply { revision, markers, crc, enhanced, ..MpaReply::default() }.emit()
         };
         conversation.stream = frame;
     }

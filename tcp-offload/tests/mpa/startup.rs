@@ -18,27 +18,12 @@ use crate::support::{CONN, End, LISTENER, connect, path, ulpdus};
 
 fn request() -> MpaRequest {
     let enhanced = Some(Enhanced { ird: 16, ord: 8, peer_to_peer: None });
-    MpaRequest {
-        revision: 2,
-        markers: false,
-        crc: true,
-        enhanced,
-        send_immediate: false,
-        private_data: Vec::new(),
-    }
+    MpaRequest { revision: 2, crc: true, enhanced, ..MpaRequest::default() }
 }
 
 fn reply() -> MpaReply {
     let enhanced = Some(Enhanced { ird: 16, ord: 8, peer_to_peer: None });
-    MpaReply {
-        revision: 2,
-        markers: false,
-        crc: true,
-        rejected: false,
-        enhanced,
-        send_immediate: false,
-        private_data: Vec::new(),
-    }
+    MpaReply { revision: 2, crc: true, enhanced, ..MpaReply::default() }
 }
 
 /// An initiator that has sent its request.

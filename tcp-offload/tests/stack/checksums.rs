@@ -68,14 +68,7 @@ impl<'a> Peer<'a> {
 
     /// An MPA Request, next in order.
     fn request(&mut self) -> Vec<u8> {
-        let request = MpaRequest {
-            revision: 1,
-            markers: false,
-            crc: true,
-            enhanced: None,
-            send_immediate: false,
-            private_data: Vec::new(),
-        };
+        let request = MpaRequest { revision: 1, crc: true, ..MpaRequest::default() };
         self.raw.data(&request.emit())
     }
 

@@ -25,14 +25,7 @@ impl Stranger {
         let syn = this.peer.syn();
         lab.stranger.inject(&syn);
         this.receive(lab);
-        let request = MpaRequest {
-            revision: 1,
-            markers: false,
-            crc: true,
-            enhanced: None,
-            send_immediate: false,
-            private_data: Vec::new(),
-        };
+        let request = MpaRequest { revision: 1, crc: true, ..MpaRequest::default() };
         let request = this.peer.data(&request.emit());
         lab.stranger.inject(&request);
         this.receive(lab);

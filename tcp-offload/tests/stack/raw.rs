@@ -77,14 +77,7 @@ impl RawPeer {
 
     /// Sends an MPA Request without markers.
     pub fn request(&mut self, lab: &mut Lab) {
-        let request = MpaRequest {
-            revision: 1,
-            markers: false,
-            crc: true,
-            enhanced: None,
-            send_immediate: false,
-            private_data: Vec::new(),
-        };
+        let request = MpaRequest { revision: 1, crc: true, ..MpaRequest::default() };
         self.send_data(lab, &request.emit());
     }
 

@@ -309,8 +309,13 @@ impl Connection {
             }
             StreamPosition::InOrder | StreamPosition::FillsGap(_) | StreamPosition::Earlier => {}
         }
-        self.report_missing(from, &missing, out);
-        for (from, event) in inner {
+        self.report(from, &missing, inner, out);
+    }
+
+    /// Reports what the bytes of one direction showed: those that are not in the capture, then `found`.
+    fn report(&mut self, from: usize, missing: &Missing, found: Events, out: &mut Events) {
+        self.report_missing(from, missing, out);
+        for (from, event) in found {
             self.directions[from].bad_fpdus += u64::from(matches!(event, Event::BadFpdu { .. }));
             out.push((from, event));
         }
@@ -334,8 +339,7 @@ impl Connection {
                 missing.count(&piece);
                 mpa.read((from, alone), &piece, frame, &mut inner);
             });
-            self.report_missing(from, &missing, out);
-            out.append(&mut inner);
+            self.report(from, &missing, inner, out);
         }
     }
 

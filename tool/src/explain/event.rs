@@ -109,7 +109,12 @@ impl Event {
 }
 
 impl StartUp {
-    fn new(revision: u8, crc: bool, markers: bool, enhanced: Option<Enhanced>, private_data: &[u8]) -> Self {
+    fn new(
+        revision: u8,
+        [crc, markers, send_immediate]: [bool; 3],
+        enhanced: Option<Enhanced>,
+        private_data: &[u8],
+    ) -> Self {
         let names = |rtr: RtrOptions| {
             let kinds = [(rtr.send, "Send"), (rtr.write, "RDMA Write"), (rtr.read, "RDMA Read")];
             let named: Vec<_> = kinds.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect();
@@ -122,7 +127,7 @@ impl StartUp {
             ird: enhanced.map(|e| e.ird),
             ord: enhanced.map(|e| e.ord),
             ready_to_receive: enhanced.and_then(|e| e.peer_to_peer).map(names),
-            send_immediate: false,
+            send_immediate,
             private_data_bytes: private_data.len(),
         }
     }
@@ -130,17 +135,15 @@ impl StartUp {
 
 impl From<&MpaRequest> for StartUp {
     fn from(frame: &MpaRequest) -> Self {
-        let send_immediate = frame.send_immediate;
-        let new = Self::new(frame.revision, frame.crc, frame.markers, frame.enhanced, &frame.private_data);
-        Self { send_immediate, ..new }
+        let flags = [frame.crc, frame.markers, frame.send_immediate];
+        Self::new(frame.revision, flags, frame.enhanced, &frame.private_data)
     }
 }
 
 impl From<&MpaReply> for StartUp {
     fn from(frame: &MpaReply) -> Self {
-        let send_immediate = frame.send_immediate;
-        let new = Self::new(frame.revision, frame.crc, frame.markers, frame.enhanced, &frame.private_data);
-        Self { send_immediate, ..new }
+        let flags = [frame.crc, frame.markers, frame.send_immediate];
+        Self::new(frame.revision, flags, frame.enhanced, &frame.private_data)
     }
 }
 

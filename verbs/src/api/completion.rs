@@ -219,13 +219,13 @@ impl CompletionQueue {
     /// complete here and that no other thread runs. Does not block, except for half a millisecond when it has found nothing again and
     /// again and others wait for the caller's processor; a frame ends this rest.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        self.look(|ring| Some(ring.poll(out, max)).filter(|found| *found > 0)).unwrap_or(0)
+        self.look(|ring| some(ring.poll(out, max))).unwrap_or(0)
     }
 
     /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
     /// [`poll`](Self::poll). Avoids a list when the caller stores completions elsewhere.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
-        self.look(|ring| Some(ring.poll_each(max, &mut each)).filter(|found| *found > 0)).unwrap_or(0)
+        self.look(|ring| some(ring.poll_each(max, &mut each))).unwrap_or(0)
     }
 
     /// A poll that takes completions by `take`, which returns `None` when there is none; a caller that polls again and again in vain
@@ -260,10 +260,9 @@ impl CompletionQueue {
     /// of the engine brings notify nobody, and the queue stays armed. Repeat it until it returns fewer than `max` before you
     /// sleep: nobody is notified of those that are left.
     pub fn poll_armed(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        let take =
-            |ring: &CompletionRing, out: &mut Vec<_>| Some(ring.poll(out, max)).filter(|found| *found > 0);
         // The owner of an armed queue sleeps by itself.
-        self.0.ring.poll_attended(out, max, |out| self.look_awake(|ring| take(ring, out)).0.unwrap_or(0))
+        let poll = |out: &mut Vec<_>| self.look_awake(|ring| some(ring.poll(out, max))).0.unwrap_or(0);
+        self.0.ring.poll_attended(out, max, poll)
     }
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).
@@ -356,4 +355,9 @@ impl CompletionQueue {
         }
         Ok(found)
     }
+}
+
+/// The number of completions that were found, if there are any.
+fn some(found: usize) -> Option<usize> {
+    (found > 0).then_some(found)
 }

@@ -97,14 +97,7 @@ impl Scene {
         let mut scene = Self { twins, peer, reader: Reader::new(), now, stream, ends, at: 0 };
         let syn = scene.peer.syn();
         scene.turn(&[syn]).unwrap();
-        let request = MpaRequest {
-            revision: 1,
-            markers: false,
-            crc: true,
-            enhanced: None,
-            send_immediate: false,
-            private_data: Vec::new(),
-        };
+        let request = MpaRequest { revision: 1, crc: true, ..MpaRequest::default() };
         let ack = scene.peer.data(&[]);
         scene.turn(&[ack]).unwrap();
         let request = scene.peer.data(&request.emit());

@@ -1,7 +1,6 @@
-//! The decisions about who runs the engine and who sleeps. [`Policy`] decides what the progress thread does next, from the application's
-//! calls and the time; [`SpinPolicy`] decides when a thread that polls in vain sleeps, from the time and its
-//! waits for a processor. They read no
-//! clock, wait for nothing and take no lock; `thread` and `spin` do what they decide.
+//! Who runs the engine, and who sleeps. From the application's calls and the time, [`Policy`] decides what the progress thread does
+//! next. From the time and how long a thread has waited for a processor, [`SpinPolicy`] decides when a thread that polls in vain
+//! sleeps. Both read no clock, wait for nothing and take no lock: `thread` and `spin` do what they decide.
 
 use std::time::Duration;
 
