@@ -110,9 +110,7 @@ impl QueuePair {
 
     fn current_position(&self) -> Option<Position> {
         match self.tx.current? {
-            Current::Request { .. } | Current::SendImmediate { .. } | Current::Immediate { .. } => {
-                Some(self.sq.next)
-            }
+            Current::Request { .. } | Current::Immediate { .. } => Some(self.sq.next),
             Current::Rtr(_) | Current::Response => None,
         }
     }

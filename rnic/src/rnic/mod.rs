@@ -39,7 +39,6 @@ mod delivery;
 mod engine_set;
 mod events;
 mod grant;
-mod immediate;
 mod keys;
 mod local_work;
 mod phase;

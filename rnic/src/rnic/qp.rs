@@ -106,8 +106,6 @@ pub(crate) enum ToAnswer {
 pub(crate) enum Current {
     /// The Send or RDMA Write at [`SendQueue::next`], whose first `sent` bytes were sent.
     Request { sent: u32 },
-    /// The Send with immediate data at [`SendQueue::next`], whose first `sent` bytes were sent.
-    SendImmediate { sent: u32 },
     /// The Immediate Data of the RDMA Write at [`SendQueue::next`], whose payload was sent.
     Immediate { data: [u8; 8] },
     /// The ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).

@@ -139,12 +139,16 @@ impl Transmitter {
     /// Header of the segment that begins at byte `sent` of a Send.
     #[inline]
     fn message_head(&self, request: &SendRequest, sent: u32, last: bool) -> UntaggedHead {
-        let (invalidate, word) = match request.operation {
-            Operation::Send { invalidate: Some(stag) } => (true, stag.value()),
-            _ => (false, 0),
+        let solicited = request.flags.contains(SendFlags::SOLICITED);
+        let (message, word) = match request.operation {
+            Operation::Send { invalidate: Some(stag) } => {
+                (MessageType::Send { invalidate: true, solicited }, stag.value())
+            }
+            Operation::SendImmediate { data } => {
+                (MessageType::SendImmediate { solicited }, u32::from_be_bytes(data))
+            }
+            _ => (MessageType::Send { invalidate: false, solicited }, 0),
         };
-        let message =
-            MessageType::Send { invalidate, solicited: request.flags.contains(SendFlags::SOLICITED) };
         UntaggedHead { message, last, word, queue: Queue::Send, msn: self.send_msn, mo: sent }
     }
 }
@@ -182,9 +186,6 @@ impl QueuePair {
             (Ending::Terminate(terminate), _) => Some(self.send_terminate(terminate, shared, out)),
             (Ending::Finished, _) => Some(Pulled::Finish),
             (Ending::No, Some(Current::Rtr(rtr))) => Some(self.send_rtr(rtr, out)),
-            (Ending::No, Some(Current::SendImmediate { .. })) => {
-                self.send_with_immediate(shared, out.reborrow())
-            }
             (Ending::No, Some(Current::Immediate { data })) => Some(self.send_immediate(data, out)),
             (Ending::No, Some(Current::Response)) => self.answer_segment(shared, out),
             (Ending::No, Some(Current::Request { .. })) => {
@@ -238,12 +239,11 @@ impl QueuePair {
             return None;
         }
         match entry.operation {
-            Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. } => {
+            Operation::Send { .. }
+            | Operation::SendImmediate { .. }
+            | Operation::Write { .. }
+            | Operation::WriteImmediate { .. } => {
                 self.tx.current = Some(Current::Request { sent: 0 });
-                None
-            }
-            Operation::SendImmediate { .. } => {
-                self.tx.current = Some(Current::SendImmediate { sent: 0 });
                 None
             }
             Operation::Read { remote, .. } => self.ask_to_read(position, remote, out),
@@ -286,26 +286,12 @@ impl QueuePair {
     /// `None`, and nothing was written, unless such a message is current or [`Self::choose`] would certainly choose it. Nearly all
     /// segments need no other step, so that one look-up of the request is enough for them.
     #[inline]
-    fn send_segment(&mut self, shared: &mut Shared, out: SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
-        self.message_segment::<false>(shared, out)
-    }
-
-    /// [`Self::send_segment`]; with `IMMEDIATE` the next segment of a Send with immediate data, which is the current message. So the
-    /// others take no step for it.
-    #[expect(clippy::inline_always, reason = "each segment that is written calls it once")]
-    #[inline(always)]
-    pub(super) fn message_segment<const IMMEDIATE: bool>(
-        &mut self,
-        shared: &mut Shared,
-        mut out: SegmentWriter<'_, '_, '_>,
-    ) -> Option<Pulled> {
+    fn send_segment(&mut self, shared: &mut Shared, mut out: SegmentWriter<'_, '_, '_>) -> Option<Pulled> {
         let (keys, user) = (&shared.keys, self.user());
         let (request, inline) = self.sq.get_to_send()?;
         let sent = match self.tx.current {
-            Some(Current::Request { sent }) if !IMMEDIATE => sent,
-            Some(Current::SendImmediate { sent }) if IMMEDIATE => sent,
-            None if !IMMEDIATE
-                && matches!(self.phase, Phase::Open(_))
+            Some(Current::Request { sent }) => sent,
+            None if matches!(self.phase, Phase::Open(_))
                 && self.tx.to_answer.is_empty()
                 && request.progress == Progress::Posted
                 && request.operation.is_plain()
@@ -317,8 +303,6 @@ impl QueuePair {
             _ => return None,
         };
         let entry = &*request;
-        let current =
-            |sent| if IMMEDIATE { Current::SendImmediate { sent } } else { Current::Request { sent } };
         // Built where it is used, because that avoids a copy in memory.
         let local = || LocalPayload { keys, user, entry, inline, sent };
         let writer = out.reborrow();
@@ -328,16 +312,13 @@ impl QueuePair {
                 let head = |last| TaggedHead { message: MessageType::Write, last, stag, to };
                 local().put(TAGGED_BYTES, head, writer)
             }
-            (None, _) if IMMEDIATE => {
-                local().put(UNTAGGED_BYTES, |last| self.tx.immediate_head(entry, sent, last), writer)
-            }
             (None, _) => local().put(UNTAGGED_BYTES, |last| self.tx.message_head(entry, sent, last), writer),
             (Some(stream), _) => local().put_numbered(stream, writer),
         };
         let n = match part {
             Part::Written(n) => n,
             Part::DoesNotFit => {
-                self.tx.current = Some(current(sent));
+                self.tx.current = Some(Current::Request { sent });
                 return Some(Pulled::Nothing);
             }
             Part::NotAccessible => {
@@ -347,7 +328,7 @@ impl QueuePair {
             }
         };
         if sent + n < entry.len {
-            self.tx.current = Some(current(sent + n));
+            self.tx.current = Some(Current::Request { sent: sent + n });
         } else if let Operation::WriteImmediate { data, .. } = entry.operation {
             self.tx.current = Some(Current::Immediate { data });
         } else {
@@ -366,6 +347,26 @@ impl QueuePair {
         if let (Some(stream), Header::Numbered(header)) = (&mut self.stream, header) {
             stream.sent(header);
         }
+    }
+
+    /// Writes Immediate Data, of its own request or after an RDMA Write.
+    #[inline(never)]
+    fn send_immediate(&mut self, data: [u8; 8], out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
+        let position = self.sq.next;
+        let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
+        let header = untagged(MessageType::Immediate { solicited }, Queue::Send, self.tx.send_msn);
+        let written = match &mut self.stream {
+            Some(stream) => stream.put_control(SendControl::Immediate { data }, solicited, out),
+            None => out.put_whole(&header, &data),
+        };
+        if !written {
+            return Pulled::Nothing;
+        }
+        self.tx.send_msn = self.tx.send_msn.next();
+        self.tx.current = None;
+        self.sq.next = position + 1;
+        self.set_progress(position, Progress::Sent(out.end()));
+        Pulled::Ulpdu
     }
 
     #[inline(never)]
@@ -608,7 +609,7 @@ impl QueuePair {
 }
 
 /// The header of an untagged message of one segment.
-pub(super) fn untagged(message: MessageType, queue: Queue, msn: Msn) -> UntaggedHead {
+fn untagged(message: MessageType, queue: Queue, msn: Msn) -> UntaggedHead {
     UntaggedHead { message, last: true, word: 0, queue, msn, mo: 0 }
 }
 
