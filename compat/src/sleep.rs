@@ -127,12 +127,11 @@ where
             if let Some(found) = (self.poll)() {
                 return Ok(Next::Found(found));
             }
-            if let Err(error) = (self.attend)(Duration::ZERO)
-                && error.kind() != io::ErrorKind::Interrupted
-            {
-                return Err(failure::io(&error));
+            match (self.attend)(Duration::ZERO) {
+                Ok(Some(found)) => return Ok(Next::Found(found)),
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(failure::io(&error)),
+                Ok(None) | Err(_) => return Ok(Next::Sleep(units)),
             }
-            return Ok(Next::Sleep(units));
         }
     }
 }
@@ -259,4 +258,24 @@ fn handlers_interrupt() -> bool {
         let is_handled = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
         is_handled && action.sa_flags & libc::SA_RESTART == 0
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// An event that the engine's last run before the sleep brings woke nobody: that run returns it.
+    #[test]
+    fn an_event_of_the_last_run_before_the_sleep_is_returned() {
+        let sleepers = Sleepers::new().expect("an eventfd can be made");
+        let runs = Cell::new(0);
+        let attend = |_| {
+            runs.set(runs.get() + 1);
+            Ok((runs.get() == 2).then_some("event"))
+        };
+        let wait = Wait { fd: None, sleepers: &sleepers, poll: || None, attend };
+        assert!(matches!(wait.next(), Ok(Next::Found("event"))), "the event is lost");
+    }
 }
