@@ -4,21 +4,21 @@ use std::net::IpAddr;
 
 use crate::codec::{DecodeError, Reader, Writer};
 use crate::message::{
-    Choice, Description, Device, Event, Hook, Host, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour,
-    Quota, Reason, Refusal, Reply, Request, Sizes, Tagged,
+    Choice, Description, Device, Event, Hook, Host, MAX_ADDRESSES, MAX_BYTES, MAX_COUNTERS, Neighbour, Quota,
+    Reason, Refusal, Reply, Request, Sizes, Tagged,
 };
 
 /// Largest length of an interface's name, in bytes (`IFNAMSIZ` without the final zero).
-const MOST_NAME_BYTES: usize = 15;
+const MAX_NAME_BYTES: usize = 15;
 
 /// Largest length of a text for users, in bytes.
-const MOST_TEXT_BYTES: usize = 512;
+const MAX_TEXT_BYTES: usize = 512;
 
 /// Largest length of a counter's name, in bytes.
-const MOST_COUNTER_BYTES: usize = 40;
+const MAX_COUNTER_BYTES: usize = 40;
 
 /// Largest number of VLAN tags of a frame.
-const MOST_VLANS: usize = 2;
+const MAX_VLANS: usize = 2;
 
 /// All reasons, in the order of their codes.
 const REASONS: [Reason; 13] = [
@@ -41,7 +41,7 @@ fn decode<T>(
     bytes: &[u8],
     body: impl FnOnce(&mut Reader<'_>) -> Result<T, DecodeError>,
 ) -> Result<T, DecodeError> {
-    if bytes.len() > MOST_BYTES {
+    if bytes.len() > MAX_BYTES {
         return Err(DecodeError::Long);
     }
     let mut from = Reader::new(bytes);
@@ -55,7 +55,7 @@ impl Choice {
         match self {
             Self::Name(name) => {
                 to.u8(0);
-                to.text(name, MOST_NAME_BYTES);
+                to.text(name, MAX_NAME_BYTES);
             }
             Self::Address(address) => {
                 to.u8(1);
@@ -66,7 +66,7 @@ impl Choice {
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         match from.u8()? {
-            0 => Ok(Self::Name(from.text(MOST_NAME_BYTES, "interface name")?)),
+            0 => Ok(Self::Name(from.text(MAX_NAME_BYTES, "interface name")?)),
             1 => Ok(Self::Address(from.address()?)),
             _ => Err(DecodeError::Invalid("choice of an interface")),
         }
@@ -131,14 +131,14 @@ impl Tagged<Request> {
             Request::Register => to.u8(8),
             Request::Host { name, join } => {
                 to.u8(32);
-                to.text(name, MOST_NAME_BYTES);
+                to.text(name, MAX_NAME_BYTES);
                 to.flag(*join);
             }
             Request::Faults { from, to: there, words } => {
                 to.u8(33);
-                to.text(from, MOST_NAME_BYTES);
-                to.text(there, MOST_NAME_BYTES);
-                to.text(words, MOST_TEXT_BYTES);
+                to.text(from, MAX_NAME_BYTES);
+                to.text(there, MAX_NAME_BYTES);
+                to.text(words, MAX_TEXT_BYTES);
             }
         }
         to.done()
@@ -167,13 +167,13 @@ impl Tagged<Request> {
                 7 => Request::Describe { number: from.u16()? },
                 8 => Request::Register,
                 32 => Request::Host {
-                    name: from.text(MOST_NAME_BYTES, "name of a host")?,
+                    name: from.text(MAX_NAME_BYTES, "name of a host")?,
                     join: from.flag("join")?,
                 },
                 33 => Request::Faults {
-                    from: from.text(MOST_NAME_BYTES, "name of a host")?,
-                    to: from.text(MOST_NAME_BYTES, "name of a host")?,
-                    words: from.text(MOST_TEXT_BYTES, "text")?,
+                    from: from.text(MAX_NAME_BYTES, "name of a host")?,
+                    to: from.text(MAX_NAME_BYTES, "name of a host")?,
+                    words: from.text(MAX_TEXT_BYTES, "text")?,
                 },
                 _ => return Err(DecodeError::Invalid("kind of request")),
             };
@@ -198,8 +198,8 @@ impl Hook {
 
 impl Device {
     fn encode(&self, to: &mut Writer) {
-        to.text(&self.name, MOST_NAME_BYTES);
-        to.text(&self.carrier, MOST_NAME_BYTES);
+        to.text(&self.name, MAX_NAME_BYTES);
+        to.text(&self.carrier, MAX_NAME_BYTES);
         to.u32(self.index);
         to.u32(self.socket_index);
         to.mac(self.mac);
@@ -209,8 +209,8 @@ impl Device {
         to.flag(self.up);
         self.hook.encode(to);
         to.flag(self.multi_buffer);
-        to.u8(self.vlans.len().min(MOST_VLANS) as u8);
-        for id in self.vlans.iter().take(MOST_VLANS) {
+        to.u8(self.vlans.len().min(MAX_VLANS) as u8);
+        for id in self.vlans.iter().take(MAX_VLANS) {
             to.u16(*id);
         }
         to.u32(self.program_id);
@@ -219,8 +219,8 @@ impl Device {
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let mut device = Self {
-            name: from.text(MOST_NAME_BYTES, "interface name")?,
-            carrier: from.text(MOST_NAME_BYTES, "interface name")?,
+            name: from.text(MAX_NAME_BYTES, "interface name")?,
+            carrier: from.text(MAX_NAME_BYTES, "interface name")?,
             index: from.u32()?,
             socket_index: from.u32()?,
             mac: from.mac()?,
@@ -235,7 +235,7 @@ impl Device {
             addresses: Vec::new(),
         };
         let vlans = usize::from(from.u8()?);
-        if vlans > MOST_VLANS {
+        if vlans > MAX_VLANS {
             return Err(DecodeError::Invalid("number of VLAN tags"));
         }
         for _ in 0..vlans {
@@ -248,15 +248,15 @@ impl Device {
 }
 
 fn encode_addresses(addresses: &[IpAddr], to: &mut Writer) {
-    to.u8(addresses.len().min(MOST_ADDRESSES) as u8);
-    for address in addresses.iter().take(MOST_ADDRESSES) {
+    to.u8(addresses.len().min(MAX_ADDRESSES) as u8);
+    for address in addresses.iter().take(MAX_ADDRESSES) {
         to.address(*address);
     }
 }
 
 fn decode_addresses(from: &mut Reader<'_>) -> Result<Vec<IpAddr>, DecodeError> {
     let count = usize::from(from.u8()?);
-    if count > MOST_ADDRESSES {
+    if count > MAX_ADDRESSES {
         return Err(DecodeError::Invalid("number of addresses"));
     }
     (0..count).map(|_| from.address()).collect()
@@ -288,8 +288,8 @@ impl Quota {
 impl Description {
     fn encode(&self, to: &mut Writer) {
         to.u16(self.interfaces);
-        to.text(&self.name, MOST_NAME_BYTES);
-        to.text(&self.carrier, MOST_NAME_BYTES);
+        to.text(&self.name, MAX_NAME_BYTES);
+        to.text(&self.carrier, MAX_NAME_BYTES);
         to.u32(self.mtu);
         to.flag(self.up);
         self.hook.encode(to);
@@ -298,9 +298,9 @@ impl Description {
         for quota in [self.own_devices, self.own_ports, self.own_memory_bytes] {
             quota.encode(to);
         }
-        to.u8(self.counters.len().min(MOST_COUNTERS) as u8);
-        for (name, value) in self.counters.iter().take(MOST_COUNTERS) {
-            to.text(name, MOST_COUNTER_BYTES);
+        to.u8(self.counters.len().min(MAX_COUNTERS) as u8);
+        for (name, value) in self.counters.iter().take(MAX_COUNTERS) {
+            to.text(name, MAX_COUNTER_BYTES);
             to.u64(*value);
         }
     }
@@ -308,8 +308,8 @@ impl Description {
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let mut description = Self {
             interfaces: from.u16()?,
-            name: from.text(MOST_NAME_BYTES, "interface name")?,
-            carrier: from.text(MOST_NAME_BYTES, "interface name")?,
+            name: from.text(MAX_NAME_BYTES, "interface name")?,
+            carrier: from.text(MAX_NAME_BYTES, "interface name")?,
             mtu: from.u32()?,
             up: from.flag("link state")?,
             hook: Hook::decode(from)?,
@@ -321,11 +321,11 @@ impl Description {
             counters: Vec::new(),
         };
         let counters = usize::from(from.u8()?);
-        if counters > MOST_COUNTERS {
+        if counters > MAX_COUNTERS {
             return Err(DecodeError::Invalid("number of counters"));
         }
         for _ in 0..counters {
-            description.counters.push((from.text(MOST_COUNTER_BYTES, "name of a counter")?, from.u64()?));
+            description.counters.push((from.text(MAX_COUNTER_BYTES, "name of a counter")?, from.u64()?));
         }
         Ok(description)
     }
@@ -335,13 +335,13 @@ impl Refusal {
     fn encode(&self, to: &mut Writer) {
         let code = REASONS.iter().position(|reason| *reason == self.reason);
         to.u8(code.unwrap_or(REASONS.len()) as u8);
-        to.text(&self.text, MOST_TEXT_BYTES);
+        to.text(&self.text, MAX_TEXT_BYTES);
     }
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let code = usize::from(from.u8()?);
         let reason = REASONS.get(code).copied().ok_or(DecodeError::Invalid("reason"))?;
-        Ok(Self { reason, text: from.text(MOST_TEXT_BYTES, "text")? })
+        Ok(Self { reason, text: from.text(MAX_TEXT_BYTES, "text")? })
     }
 }
 
@@ -482,7 +482,7 @@ impl Event {
             Self::Routes => to.u8(8),
             Self::Revoked { text } => {
                 to.u8(9);
-                to.text(text, MOST_TEXT_BYTES);
+                to.text(text, MAX_TEXT_BYTES);
             }
             Self::Restarted => to.u8(10),
         }
@@ -504,7 +504,7 @@ impl Event {
                 6 => Self::LinkRemoved,
                 7 => Self::Neighbour { address: from.address()?, mac: from.mac()? },
                 8 => Self::Routes,
-                9 => Self::Revoked { text: from.text(MOST_TEXT_BYTES, "text")? },
+                9 => Self::Revoked { text: from.text(MAX_TEXT_BYTES, "text")? },
                 10 => Self::Restarted,
                 _ => return Err(DecodeError::Invalid("kind of event")),
             })

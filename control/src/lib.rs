@@ -3,7 +3,7 @@
 //! handshake follows, in place of an AF_XDP socket.
 //!
 //! A client connects to the helper's socket, a `SOCK_SEQPACKET` socket of `AF_UNIX`, so each message is one datagram of
-//! at most [`MOST_BYTES`]. The client sends [`Request`]s and the helper answers each with a [`Reply`] of the same id;
+//! at most [`MAX_BYTES`]. The client sends [`Request`]s and the helper answers each with a [`Reply`] of the same id;
 //! answers may come in any order. Two messages carry descriptors: [`Reply::Opened`] the AF_XDP socket, to which the client
 //! registers its own frame memory before it binds it, and a second socket, on which the helper sends [`Event`]s;
 //! [`Request::Register`] the frame memory of a client that may not lock so much. When the connection or the socket of events is
@@ -34,8 +34,8 @@ mod tests;
 
 pub use codec::DecodeError;
 pub use message::{
-    Choice, Description, Device, Event, Hook, Host, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour,
-    Quota, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
+    Choice, Description, Device, Event, Hook, Host, MAX_ADDRESSES, MAX_BYTES, MAX_COUNTERS, Neighbour, Quota,
+    Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
 };
 
 /// Default path of the helper's socket.

@@ -9,13 +9,13 @@ use xwarp_tcp::wire::Mac;
 pub const VERSION: u16 = 3;
 
 /// Largest message in bytes.
-pub const MOST_BYTES: usize = 2048;
+pub const MAX_BYTES: usize = 2048;
 
 /// Largest number of addresses in [`Device::addresses`]; the others follow as [`Event::AddressAdded`].
-pub const MOST_ADDRESSES: usize = 64;
+pub const MAX_ADDRESSES: usize = 64;
 
 /// Largest number of counters in a [`Description`].
-pub const MOST_COUNTERS: usize = 32;
+pub const MAX_COUNTERS: usize = 32;
 
 /// A request or a reply with the number that joins them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -213,7 +213,7 @@ pub struct Description {
     pub own_ports: Quota,
     /// Frame memory of this user, in bytes.
     pub own_memory_bytes: Quota,
-    /// Frames by the switch's action, at most [`MOST_COUNTERS`] counters.
+    /// Frames by the switch's action, at most [`MAX_COUNTERS`] counters.
     pub counters: Vec<(String, u64)>,
 }
 

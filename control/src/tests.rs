@@ -58,7 +58,7 @@ fn device() -> Device {
         multi_buffer: true,
         vlans: vec![7, 42],
         program_id: 77,
-        addresses: [v4(), v6()].repeat(MOST_ADDRESSES / 2),
+        addresses: [v4(), v6()].repeat(MAX_ADDRESSES / 2),
     }
 }
 
@@ -76,7 +76,7 @@ fn description() -> Description {
         own_devices: quota(7),
         own_ports: quota(1024),
         own_memory_bytes: quota(1 << 33),
-        counters: vec![("c".repeat(40), u64::MAX); MOST_COUNTERS],
+        counters: vec![("c".repeat(40), u64::MAX); MAX_COUNTERS],
     }
 }
 
@@ -120,7 +120,7 @@ fn check<T: PartialEq + std::fmt::Debug>(
     bytes: &[u8],
     decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
 ) {
-    assert!(bytes.len() <= MOST_BYTES);
+    assert!(bytes.len() <= MAX_BYTES);
     assert_eq!(decode(bytes).as_ref(), Ok(message));
     for len in 0..bytes.len() {
         assert!(decode(&bytes[..len]).is_err(), "{message:?} cut to {len} bytes");
@@ -170,7 +170,7 @@ fn fields_out_of_range_are_refused() {
         assert_eq!(name(wrong), Err(DecodeError::Invalid("interface name")));
     }
     let mut long = Tagged { id: 1, body: Request::Hello { version: 1 } }.encode();
-    long.resize(MOST_BYTES + 1, 0);
+    long.resize(MAX_BYTES + 1, 0);
     assert_eq!(decode(&long), Err(DecodeError::Long));
 }
 

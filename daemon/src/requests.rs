@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION};
+use xwarp_control::{Choice, Event, MAX_ADDRESSES, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION};
 use xwarp_driver::Question;
 use xwarp_driver::shared::memory_bytes;
 
@@ -300,7 +300,7 @@ impl Server {
         );
         let granted = there.granted(pair.far());
         let mut pending = Pending::default();
-        for address in there.shared.addresses().iter().skip(MOST_ADDRESSES) {
+        for address in there.shared.addresses().iter().skip(MAX_ADDRESSES) {
             pending.add(&Event::AddressAdded(*address));
         }
         client.device = Device::Open {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use xwarp_control::{Device as Granted, Event, MOST_ADDRESSES, Neighbour, Reason, Refusal, Reply};
+use xwarp_control::{Device as Granted, Event, MAX_ADDRESSES, Neighbour, Reason, Refusal, Reply};
 use xwarp_driver::netlink::Netlink;
 use xwarp_driver::shared::{Remains, SharedInterface};
 use xwarp_driver::{
@@ -129,7 +129,7 @@ impl Uplink {
             multi_buffer: self.shared.multi_buffer(),
             vlans: attributes.vlans.clone(),
             program_id: attributes.program_id,
-            addresses: self.shared.addresses().iter().take(MOST_ADDRESSES).copied().collect(),
+            addresses: self.shared.addresses().iter().take(MAX_ADDRESSES).copied().collect(),
         }
     }
 

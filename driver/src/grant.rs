@@ -29,7 +29,7 @@ use crate::state::State;
 use crate::sys::{Rings, Sizes};
 
 /// Largest number of events that are read at a time.
-const MOST_EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 
 /// Why no device was granted.
 #[derive(Debug)]
@@ -190,7 +190,7 @@ impl Grant {
 
     /// Reads the events that the helper has sent, without waiting, and applies them.
     pub(crate) fn events(&mut self, mut notify: impl FnMut(Event)) {
-        for _ in 0..MOST_EVENTS {
+        for _ in 0..MAX_EVENTS {
             if self.state.removed {
                 return;
             }

@@ -13,7 +13,7 @@ use xwarp_tcp::wire::Flow;
 use crate::lease::lock;
 
 /// Most frames that wait in an inbox. Further ones are dropped, as by a full receive ring, and TCP recovers.
-const MOST_HANDED_OVER: usize = 64;
+const MAX_HANDED_OVER: usize = 64;
 
 /// The frames that wait for one owner. When there is no room, the peer with the most frames loses one, and of that peer the flow
 /// with the most frames: a flood takes no room from peers, or from flows, that have fewer frames than their share.
@@ -88,7 +88,7 @@ impl Inbox {
     /// Adds a frame; returns whether no frame was dropped, this one or another.
     pub(crate) fn put(&self, flow: Flow, frame: Vec<u8>) -> bool {
         let mut waiting = lock(&self.waiting);
-        let full = waiting.frames.len() >= MOST_HANDED_OVER;
+        let full = waiting.frames.len() >= MAX_HANDED_OVER;
         if full {
             let Some(other) = waiting.to_drop(flow) else { return false };
             waiting.drop_newest(other);
@@ -151,11 +151,11 @@ mod tests {
         };
         assert!(inbox.take().is_none());
         assert!(!readable());
-        for number in 0..MOST_HANDED_OVER {
+        for number in 0..MAX_HANDED_OVER {
             assert!(inbox.put(flow(2, 7), vec![number as u8]));
         }
         assert!(!inbox.put(flow(2, 7), vec![0]));
-        for number in 0..MOST_HANDED_OVER {
+        for number in 0..MAX_HANDED_OVER {
             assert!(readable());
             assert_eq!(inbox.take(), Some(vec![number as u8]));
         }
@@ -180,7 +180,7 @@ mod tests {
             }
         }
         let waiting = drain(&inbox);
-        assert_eq!(waiting.len(), MOST_HANDED_OVER);
+        assert_eq!(waiting.len(), MAX_HANDED_OVER);
         assert_eq!(
             waiting.into_iter().filter(|(peer, _)| *peer == 3).collect::<Vec<_>>(),
             honest,
@@ -199,18 +199,18 @@ mod tests {
             put(&inbox, 2, 1);
         }
         let honest = drain(&inbox).into_iter().filter(|(_, port)| *port == 2).count();
-        assert_eq!(honest, MOST_HANDED_OVER / 2);
+        assert_eq!(honest, MAX_HANDED_OVER / 2);
     }
 
     #[test]
     fn with_equal_shares_the_newest_frame_is_dropped() {
         let inbox = Inbox::new().unwrap();
-        for number in 0..MOST_HANDED_OVER as u8 {
+        for number in 0..MAX_HANDED_OVER as u8 {
             put(&inbox, number, 1);
         }
         let before = inbox.waiting.lock().unwrap().frames.clone();
         assert!(!put(&inbox, 5, 1));
         assert_eq!(inbox.waiting.lock().unwrap().frames, before);
-        assert_eq!(drain(&inbox).len(), MOST_HANDED_OVER);
+        assert_eq!(drain(&inbox).len(), MAX_HANDED_OVER);
     }
 }

@@ -40,7 +40,7 @@ pub const OLDEST_KERNEL: (u32, u32) = (5, 18);
 const ZERO_COPY_CHUNKS: usize = 3;
 
 /// Bytes of an Ethernet header with two VLAN tags.
-const MOST_ETHERNET_BYTES: usize = 22;
+const MAX_ETHERNET_BYTES: usize = 22;
 
 /// An interface that was found and checked.
 #[derive(Clone)]
@@ -195,7 +195,7 @@ fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
     if chunks == 1 {
         return SINGLE_CHUNK_MTU;
     }
-    u16::try_from(chunks * CHUNK_CAPACITY - MOST_ETHERNET_BYTES).unwrap_or(u16::MAX)
+    u16::try_from(chunks * CHUNK_CAPACITY - MAX_ETHERNET_BYTES).unwrap_or(u16::MAX)
 }
 
 /// The modes to try in turn, each with whether frames may have several chunks. A kernel before 6.6 does not support such

@@ -49,7 +49,7 @@ pub(crate) const CHUNK_CAPACITY: usize = CHUNK_BYTES - HEADROOM_BYTES;
 
 /// Largest number of chunks of a frame: one and the fragments of the kernel's socket buffers (`MAX_SKB_FRAGS`), of
 /// which there are 17 unless the kernel was built for more.
-pub(crate) const MOST_CHUNKS: usize = 18;
+pub(crate) const MAX_CHUNKS: usize = 18;
 
 /// Option of a descriptor that is not the last of its frame (`XDP_PKT_CONTD` of `linux/if_xdp.h`).
 const CONTINUED: u32 = 1 << 0;
@@ -164,7 +164,7 @@ fn chunk_at(address: u64) -> (u32, usize) {
 impl Partial {
     /// Appends `chunk`; `right` says whether its descriptor was valid.
     fn add(&mut self, chains: &mut Chains, chunk: u32, bytes: usize, right: bool) {
-        self.malformed |= !right || usize::from(self.chunks) >= MOST_CHUNKS;
+        self.malformed |= !right || usize::from(self.chunks) >= MAX_CHUNKS;
         if self.malformed {
             return;
         }
@@ -338,7 +338,7 @@ impl Rings {
     /// on. `None` when they are too few.
     pub(crate) fn adopt_reassembled(&mut self, frame: &[u8]) -> Option<Arrived> {
         if self.reassembly.is_none() {
-            self.reassembly = self.frames.add_queue(MOST_CHUNKS, 2 * MOST_CHUNKS);
+            self.reassembly = self.frames.add_queue(MAX_CHUNKS, 2 * MAX_CHUNKS);
         }
         self.adopt_to(self.reassembly?, frame)
     }

@@ -6,10 +6,10 @@ use xwarp_rnic::{
     ddp::{Header, Malformed, RawHeader, Versions},
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Control,
-        READ_REQUEST_BYTES, ReadRequest, TERMINATE_MOST_BYTES, TerminateHeader,
+        READ_REQUEST_BYTES, ReadRequest, TERMINATE_MAX_BYTES, TerminateHeader,
     },
 };
-use xwarp_tcp::rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader};
+use xwarp_tcp::rdma_tcp::{ConnectionId, HEADER_MAX_BYTES, SegmentHeader};
 
 /// Runs one input.
 pub fn target(data: &[u8]) {
@@ -47,7 +47,7 @@ pub fn target(data: &[u8]) {
 
 fn segment(bytes: &[u8]) {
     let Ok(header) = SegmentHeader::parse(bytes, bytes.len()) else { return };
-    let mut out = [0; HEADER_MOST_BYTES];
+    let mut out = [0; HEADER_MAX_BYTES];
     let len = header.emit(ConnectionId(0), bytes.len() - header.bytes(), &mut out);
     assert_eq!(len, header.bytes());
     assert_eq!(SegmentHeader::parse(&out, bytes.len()), Ok(header), "round trip");
@@ -81,7 +81,7 @@ fn terminate(bytes: &[u8]) {
         assert!(bytes.len() < 4);
         return;
     };
-    let mut out = [0; TERMINATE_MOST_BYTES];
+    let mut out = [0; TERMINATE_MAX_BYTES];
     let len = header.emit(&mut out);
     assert!(len >= 4, "it can be written");
     assert_eq!(TerminateHeader::parse(&out[..len]), Some(header), "round trip");

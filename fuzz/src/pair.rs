@@ -32,13 +32,13 @@ use crate::{
     wire::mend,
 };
 
-const MOST_RECORDS: usize = 300;
+const MAX_RECORDS: usize = 300;
 const REGION: usize = 8192;
 const FILL: u8 = 0x22;
 /// Receives posted by one end at the same time, each with its own slot in the inbox.
 const SLOTS: usize = 8;
 const SLOT: usize = REGION / SLOTS;
-const MOST_TURNS: usize = 20_000;
+const MAX_TURNS: usize = 20_000;
 
 /// The expected byte at this offset. Data from offset `at` is always written, read or sent to offset `at`.
 fn pattern(at: usize) -> u8 {
@@ -50,7 +50,7 @@ pub fn target(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.u8());
     world.run(Duration::from_millis(100));
-    for _ in 0..MOST_RECORDS {
+    for _ in 0..MAX_RECORDS {
         if input.is_empty() {
             break;
         }
@@ -355,7 +355,7 @@ impl World {
     /// Delivers all frames in flight and lets time pass.
     fn run(&mut self, duration: Duration) {
         let limit = self.now + duration;
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             let idle = self.under_way.iter().all(VecDeque::is_empty);
             if idle {
                 let [a, b] = &self.sides;

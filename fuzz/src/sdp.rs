@@ -13,9 +13,9 @@ use xwarp_sdp::{
 use crate::input::Input;
 
 /// Actions that one step may cause: receives, and one message for each credit and each byte that waits.
-const MOST_ACTIONS: usize = 20_000;
+const MAX_ACTIONS: usize = 20_000;
 /// Largest piece of memory.
-const MOST_PIECE: u32 = 5000;
+const MAX_PIECE: u32 = 5000;
 /// Memory of the program lies at these offsets, that of the peer below.
 const OWN: u64 = 1 << 40;
 
@@ -175,7 +175,7 @@ impl End {
 
     /// Executes the machine's actions, and checks them.
     fn drive(&mut self) {
-        for _ in 0..MOST_ACTIONS {
+        for _ in 0..MAX_ACTIONS {
             self.take_notices();
             let Some(action) = self.machine.poll(true, &mut self.bytes) else { return };
             match action {
@@ -225,7 +225,7 @@ impl End {
             let (known, id) = match notice {
                 Notice::Sent { id } => (&mut self.sending, id),
                 Notice::Received { id, len, copied } => {
-                    assert!(len <= MOST_PIECE && copied.len() <= len as usize);
+                    assert!(len <= MAX_PIECE && copied.len() <= len as usize);
                     (&mut self.receiving, id)
                 }
                 Notice::Withdrawn { id } => (&mut self.receiving, id),
@@ -238,6 +238,6 @@ impl End {
 
 /// Memory of the program; each piece begins where no other lies.
 fn own_memory(input: &mut Input<'_>) -> Advert {
-    let len = u32::from(input.u16()) % MOST_PIECE + 1;
+    let len = u32::from(input.u16()) % MAX_PIECE + 1;
     Advert { len, stag: input.u8().into(), offset: OWN + (u64::from(len) << 20) }
 }

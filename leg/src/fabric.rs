@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before a fabric that is ending, or whose queue of connections is full, is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Largest number of events that are read at a time.
-const MOST_EVENTS: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 /// Why the fabric does not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +120,7 @@ impl Events {
     /// # Errors
     /// The device has ended; the text says why, for people.
     pub fn read(&self, mut notify: impl FnMut(Event)) -> Result<(), String> {
-        for _ in 0..MOST_EVENTS {
+        for _ in 0..MAX_EVENTS {
             match receive_message(self.socket.as_fd()) {
                 Ok((bytes, _)) if bytes.is_empty() => return Err("the fabric has ended".into()),
                 Ok((bytes, _)) => match Event::decode(&bytes) {

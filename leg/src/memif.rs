@@ -45,7 +45,7 @@ const TO_MASTER: u16 = 1;
 /// The only numbers of regions and rings.
 const ONLY: u16 = 0;
 /// Largest number of descriptors of any message (`SCM_MAX_FD`). All are received: the kernel would close the others.
-const MOST_RECEIVED: usize = 253;
+const MAX_RECEIVED: usize = 253;
 
 const ACKNOWLEDGE: u16 = 1;
 const HELLO: u16 = 2;
@@ -128,7 +128,7 @@ fn send(socket: BorrowedFd<'_>, message: &Message, descriptor: Option<BorrowedFd
 /// Receives a message without waiting; `None` when the other end has hung up.
 fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;

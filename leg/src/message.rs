@@ -9,13 +9,13 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
-use xwarp_control::MOST_BYTES;
+use xwarp_control::MAX_BYTES;
 
 /// Largest number of descriptors in a message that is sent.
-const MOST_DESCRIPTORS: usize = 2;
+const MAX_DESCRIPTORS: usize = 2;
 /// Largest number of descriptors in any message (`SCM_MAX_FD`). All are received: the kernel would close the others,
 /// which may take arbitrarily long.
-const MOST_RECEIVED: usize = 253;
+const MAX_RECEIVED: usize = 253;
 
 /// Sends one message with descriptors, at most two, without waiting.
 ///
@@ -26,7 +26,7 @@ pub fn send_message(
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
@@ -52,14 +52,14 @@ pub fn has_message(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// Receives one message with its descriptors, without waiting. An empty message means that the sender has closed
-/// its end; a message that is too long is cut to one byte more than [`MOST_BYTES`], which no decoder accepts.
+/// its end; a message that is too long is cut to one byte more than [`MAX_BYTES`], which no decoder accepts.
 ///
 /// # Errors
 /// `EAGAIN` when there is none.
 pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    let mut bytes = vec![0; MOST_BYTES + 1];
+    let mut bytes = vec![0; MAX_BYTES + 1];
     // Credentials come with the messages of a socket that was asked whether it has some.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED), ScmCredentials(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;

@@ -19,7 +19,7 @@ use crate::{
 /// Time limit for the peer to connect again.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// Requests that wait for the state of the suspended connection. The peer may connect before the state has arrived, and so may others.
-const MOST_REQUESTS: usize = 8;
+const MAX_REQUESTS: usize = 8;
 
 /// The place where a suspended connection continues: a port of a service, which its peer will connect to.
 ///
@@ -97,7 +97,7 @@ impl Core {
         resumption: &Mutex<Resumption>,
     ) -> io::Result<()> {
         let mut waiting = lock(resumption);
-        if waiting.requests.len() >= MOST_REQUESTS {
+        if waiting.requests.len() >= MAX_REQUESTS {
             return request.id.reject(&[]).map_err(io::Error::other);
         }
         waiting.requests.push(request);

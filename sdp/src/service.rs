@@ -25,7 +25,7 @@ use crate::{
     listener::Backlog,
     machine::{Config, FAREWELL_RECEIVES, Machine, Violation},
     mapper::Cache,
-    socket::{Bell, Link, MOST_RDMA, Socket},
+    socket::{Bell, Link, MAX_RDMA, Socket},
 };
 
 /// Longest sleep of the service thread: the resolution of its time limits.
@@ -215,7 +215,7 @@ impl Core {
         // A connection that was moved has the settings of its first service.
         let config = machine.config();
         let receives_most = u32::from(config.buffers) * 2 + 2 + u32::from(FAREWELL_RECEIVES);
-        let sends_most = (SEND_SLOTS + MOST_RDMA) as u32;
+        let sends_most = (SEND_SLOTS + MAX_RDMA) as u32;
         let cq = self.device.create_cq_with(CompletionQueueOptions {
             capacity: receives_most + sends_most,
             channel: Some(self.completions.clone()),

@@ -21,7 +21,7 @@ use rustix::event::EventfdFlags;
 use xwarp_verbs::cm::EventKind;
 
 pub(crate) use self::{
-    link::{Link, MOST_RDMA},
+    link::{Link, MAX_RDMA},
     state::State,
 };
 use crate::{

@@ -7,13 +7,13 @@
 /// Bytes of the base header (draft section 6.1).
 pub const BASE_BYTES: usize = 16;
 /// Bytes of the largest header: base header and SinkAvail's (draft section 10, constraint 4).
-pub const MOST_HEADER_BYTES: usize = BASE_BYTES + 20;
+pub const MAX_HEADER_BYTES: usize = BASE_BYTES + 20;
 /// Bytes of a Hello, the private data of an MPA Request.
 pub const HELLO_BYTES: usize = BASE_BYTES + 16;
 /// Smallest receive buffer: the largest header and one byte (draft section 10, constraint 4).
-pub const LEAST_BUFFER_BYTES: u32 = MOST_HEADER_BYTES as u32 + 1;
+pub const LEAST_BUFFER_BYTES: u32 = MAX_HEADER_BYTES as u32 + 1;
 /// Largest receive buffer and advertised length, in bytes (draft sections 6.2.1 and 6.3.2).
-pub const MOST_BYTES: u32 = 1 << 31;
+pub const MAX_BYTES: u32 = 1 << 31;
 /// The protocol version of this implementation, major and minor (draft section 6.2.1).
 const VERSION: u8 = 0x11;
 
@@ -271,7 +271,7 @@ impl Fields<'_> {
     }
 
     fn buffer_bytes(&mut self) -> Result<u32, WireError> {
-        Self::within(self.u32()?, LEAST_BUFFER_BYTES, MOST_BYTES)
+        Self::within(self.u32()?, LEAST_BUFFER_BYTES, MAX_BYTES)
     }
 
     fn depth(&mut self) -> Result<u16, WireError> {
@@ -279,7 +279,7 @@ impl Fields<'_> {
     }
 
     fn advert(&mut self) -> Result<Advert, WireError> {
-        let len = Self::within(self.u32()?, 1, MOST_BYTES)?;
+        let len = Self::within(self.u32()?, 1, MAX_BYTES)?;
         Ok(Advert { len, stag: self.u32()?, offset: self.u64()? })
     }
 
@@ -396,7 +396,7 @@ impl Message {
     /// Appends the header of this message, for `payload` bytes that follow it, to `out`; returns its length.
     pub fn emit(&self, base: Base, payload: u32, out: &mut Vec<u8>) -> usize {
         let at = out.len();
-        out.resize(at + MOST_HEADER_BYTES, 0);
+        out.resize(at + MAX_HEADER_BYTES, 0);
         let len = self.emit_before(base, payload, out.get_mut(at..).unwrap_or_default());
         out.truncate(at + len);
         len

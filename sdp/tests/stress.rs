@@ -20,7 +20,7 @@ use xwarp_verbs::{
 /// Time limit for all directions together. The test fails if a direction makes no progress until then.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Longest piece that is sent or received at a time, in bytes.
-const MOST_PIECE: usize = 100_000;
+const MAX_PIECE: usize = 100_000;
 
 /// Random numbers (splitmix64).
 struct Random(u64);
@@ -40,7 +40,7 @@ impl Random {
 
     /// A random number of bytes: short and long ones are equally likely.
     fn piece(&mut self) -> usize {
-        let most = [10, 300, 5000, MOST_PIECE][self.below(4)];
+        let most = [10, 300, 5000, MAX_PIECE][self.below(4)];
         1 + self.below(most)
     }
 }
@@ -108,8 +108,8 @@ fn send(stream: &SdpStream, seed: u64, total: usize) -> (usize, io::Result<()>) 
 /// Receives in all ways until the end of the stream, and checks every byte. Returns their number.
 fn receive(stream: &SdpStream, seed: u64) -> (usize, io::Result<()>) {
     let mut random = Random(seed ^ 0x4ec7);
-    let memory = Memory::anonymous(MOST_PIECE, Pages::Normal).unwrap();
-    let mut bytes = vec![0; MOST_PIECE];
+    let memory = Memory::anonymous(MAX_PIECE, Pages::Normal).unwrap();
+    let mut bytes = vec![0; MAX_PIECE];
     let (mut reader, mut at) = (stream, 0);
     // Readers of some directions are slow.
     let nap = [0, 0, 2][random.below(3)];

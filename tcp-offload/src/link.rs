@@ -155,14 +155,14 @@ pub struct SteerError(pub String);
 
 /// Chunks of a frame up to which lists of chunks and pieces need no allocation: the longest IP packet with its Ethernet
 /// header, in AF_XDP chunks of 3840 usable bytes.
-const MOST_CHUNKS: usize = 18;
+const MAX_CHUNKS: usize = 18;
 
 /// The writable chunks of one frame, in order.
 #[derive(Debug, Default)]
 pub struct ChunksMut<'a> {
     /// The first chunk, apart from the others: most frames have no more, and a list takes longer.
     first: &'a mut [u8],
-    others: SmallVec<[&'a mut [u8]; MOST_CHUNKS - 1]>,
+    others: SmallVec<[&'a mut [u8]; MAX_CHUNKS - 1]>,
 }
 
 impl<'a> ChunksMut<'a> {
@@ -196,7 +196,7 @@ impl<'a> ChunksMut<'a> {
 impl<'a> IntoIterator for ChunksMut<'a> {
     type Item = &'a mut [u8];
     type IntoIter =
-        std::iter::Chain<std::iter::Once<&'a mut [u8]>, smallvec::IntoIter<[&'a mut [u8]; MOST_CHUNKS - 1]>>;
+        std::iter::Chain<std::iter::Once<&'a mut [u8]>, smallvec::IntoIter<[&'a mut [u8]; MAX_CHUNKS - 1]>>;
 
     fn into_iter(self) -> Self::IntoIter {
         std::iter::once(self.first).chain(self.others)
@@ -218,7 +218,7 @@ impl<'a> FromIterator<&'a mut [u8]> for ChunksMut<'a> {
 }
 
 /// Readable pieces of bytes that belong together, in order: a payload across chunks, markers and frames.
-pub type Pieces<'a> = SmallVec<[&'a [u8]; MOST_CHUNKS]>;
+pub type Pieces<'a> = SmallVec<[&'a [u8]; MAX_CHUNKS]>;
 
 /// The `len` bytes from byte `start` on of the bytes in `chunks`; fewer when the chunks are shorter.
 pub fn part<'a>(chunks: &[&'a [u8]], start: usize, len: usize) -> Pieces<'a> {

@@ -17,9 +17,9 @@ use xwarp_verbs::observe::{self, DIRECTORY_OF_USERS, DIRECTORY_VARIABLE, OBSERVE
 /// Longest time to wait for the whole answer of a device, from the connection on.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest answer about a device: some ten thousands of queue pairs.
-const MOST_ANSWER_BYTES: u64 = 64 << 20;
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// Longest refusal of a capture.
-const MOST_REFUSAL_BYTES: u64 = 200;
+const MAX_REFUSAL_BYTES: u64 = 200;
 /// Pause before a process that accepts no connection at the moment is asked again.
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 /// Longest wait for frames before the end of a capture is checked.
@@ -70,7 +70,7 @@ impl Device {
     pub fn describe(&self) -> io::Result<String> {
         let mut answer = String::new();
         let end = Instant::now() + PATIENCE;
-        self.ask("stat", end)?.take(MOST_ANSWER_BYTES).read_to_string(&mut answer)?;
+        self.ask("stat", end)?.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)?;
         Ok(answer)
     }
 }
@@ -164,7 +164,7 @@ pub fn capture(
     answer.read_exact(&mut first).with_context(|| format!("{device} does not answer"))?;
     if first != *b"ok\n" {
         let mut rest = first.to_vec();
-        answer.take(MOST_REFUSAL_BYTES).read_to_end(&mut rest)?;
+        answer.take(MAX_REFUSAL_BYTES).read_to_end(&mut rest)?;
         bail!("{device}: {}", printable(&String::from_utf8_lossy(&rest)));
     }
     let mut stream = answer.stream;

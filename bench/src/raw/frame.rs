@@ -3,7 +3,7 @@
 
 use xwarp_tcp::{
     seq::SeqNum,
-    wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Options, Path, Sum},
+    wire::{Fields, Flags, Headers, MAX_HEADER_BYTES, Options, Path, Sum},
 };
 
 /// The purpose of a frame, as TCP control bits.
@@ -78,7 +78,7 @@ pub(super) struct Header {
     headers: Headers,
     /// Headers of a frame with `payload` bytes of payload. Only the number differs between frames of one kind and
     /// length.
-    ready: [u8; MOST_HEADER_BYTES],
+    ready: [u8; MAX_HEADER_BYTES],
     /// Bytes of the headers, the same for all frames.
     bytes: usize,
     kind: Kind,
@@ -89,7 +89,7 @@ impl Header {
     pub(super) fn new(path: &Path) -> Self {
         let headers = Headers::new(path);
         let bytes = headers.len(&Options::default());
-        let mut header = Self { headers, ready: [0; MOST_HEADER_BYTES], bytes, kind: Kind::Ack, payload: 0 };
+        let mut header = Self { headers, ready: [0; MAX_HEADER_BYTES], bytes, kind: Kind::Ack, payload: 0 };
         header.prepare(Kind::Ack, &[]);
         header
     }

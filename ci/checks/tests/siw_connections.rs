@@ -14,7 +14,7 @@ const ECHO_PORT: u16 = 7471;
 /// Private data limit of siw, including IRD and ORD: 256 bytes. siw stores the length of sent data in a byte,
 /// so its sending limit is one less.
 const MOST: usize = 252;
-const MOST_OF_SIW: usize = 251;
+const MAX_OF_SIW: usize = 251;
 /// Number of repetitions of exchanges that siw does not always handle correctly.
 const TRIES: usize = 12;
 
@@ -24,7 +24,7 @@ fn siw_private_data_passes_up_to_its_limit() {
     let address = stage.vm.address(Family::V4);
     let ours = stage.near.address(Family::V4);
     let record = stage.judged(Ending::Orderly, || {
-        for (bytes, back) in [(0, 0), (1, 2), (MOST, MOST_OF_SIW)] {
+        for (bytes, back) in [(0, 0), (1, 2), (MOST, MAX_OF_SIW)] {
             let mut server = stage.serve(&format!("cm accept {address} {PORT} {back}"), PORT).unwrap();
             let line =
                 format!("{INTERFACE} -c -a {address} -p {PORT} -C 0 --markers off --private-data {bytes}");
@@ -34,7 +34,7 @@ fn siw_private_data_passes_up_to_its_limit() {
             let heard = server.output().unwrap().text();
             assert!(heard.contains(&format!("request {bytes}\n")) && !heard.contains("wrong"), "{heard}");
         }
-        for (bytes, back) in [(0, 0), (1, 2), (MOST_OF_SIW, MOST)] {
+        for (bytes, back) in [(0, 0), (1, 2), (MAX_OF_SIW, MOST)] {
             let line = format!("-a {ours} -p {PORT} --private-data {back}");
             let server = stage.serve_ours("rping", &line).unwrap();
             let heard = stage.vm.check(&format!("cm connect {ours} {PORT} {bytes}"), SHORT).unwrap();

@@ -30,7 +30,7 @@ use crate::{
 /// connections, on which programs rely: perftest pairs them by it.
 const LEAST_BACKLOG: usize = 128;
 /// The largest backlog.
-const MOST_BACKLOG: usize = 65_536;
+const MAX_BACKLOG: usize = 65_536;
 
 /// The fields of `rdma_conn_param` that concern iWARP.
 struct Parameters {
@@ -79,7 +79,7 @@ pub fn listen(id: Handle<Id>, backlog: c_int) -> Result<(), Errno> {
     if inner.ends.is_empty() || inner.stage != Stage::Idle {
         return Err(Errno::EINVAL);
     }
-    let backlog = usize::try_from(backlog).unwrap_or(0).clamp(LEAST_BACKLOG, MOST_BACKLOG);
+    let backlog = usize::try_from(backlog).unwrap_or(0).clamp(LEAST_BACKLOG, MAX_BACKLOG);
     let Sharing { only_family, .. } = inner.sharing;
     let dscp = inner.dscp;
     for end in &mut inner.ends {

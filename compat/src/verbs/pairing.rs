@@ -44,10 +44,10 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 const RESOLVE: Duration = Duration::from_secs(1);
 /// Requests that wait for our queue pairs to be ready: of all peers, and of one address. A further request evicts the
 /// oldest, which is rejected; an xwarp peer then connects again.
-const MOST_PENDING: usize = 1024;
-const MOST_PENDING_OF_PEER: usize = 256;
+const MAX_PENDING: usize = 1024;
+const MAX_PENDING_OF_PEER: usize = 256;
 /// Backlog of the listener: more than the requests that wait, so that these do not keep new ones out.
-const BACKLOG: usize = 2 * MOST_PENDING;
+const BACKLOG: usize = 2 * MAX_PENDING;
 
 /// Processes of one address that accept connections by number at the same time: behind a helper, several have an address. Each
 /// has a port of its own, and the number of the port is in its queue pair numbers.
@@ -121,9 +121,9 @@ impl<R> Pending<R> {
     /// Adds a request, and evicts the oldest one of the same peer or of all when there are too many.
     fn add(&mut self, peer: IpAddr, until: Instant, request: R) {
         let of_peer = self.0.iter().filter(|(from, ..)| *from == peer).count();
-        if of_peer >= MOST_PENDING_OF_PEER {
+        if of_peer >= MAX_PENDING_OF_PEER {
             self.take(|from, _| from == peer);
-        } else if self.0.len() >= MOST_PENDING {
+        } else if self.0.len() >= MAX_PENDING {
             self.0.pop_front();
         }
         self.0.push_back((peer, until, request));
@@ -405,12 +405,12 @@ mod tests {
         let until = Instant::now() + LIMIT;
         let mut pending = Pending(VecDeque::new());
         pending.add(other, until, usize::MAX);
-        for number in 0..10 * MOST_PENDING {
+        for number in 0..10 * MAX_PENDING {
             pending.add(hostile, until, number);
         }
-        assert_eq!(pending.0.len(), MOST_PENDING_OF_PEER + 1);
+        assert_eq!(pending.0.len(), MAX_PENDING_OF_PEER + 1);
         assert_eq!(pending.take(|peer, _| peer == other), Some(usize::MAX));
-        assert_eq!(pending.take(|_, _| true), Some(10 * MOST_PENDING - MOST_PENDING_OF_PEER), "the oldest");
+        assert_eq!(pending.take(|_, _| true), Some(10 * MAX_PENDING - MAX_PENDING_OF_PEER), "the oldest");
         pending.expire(until);
         assert!(pending.0.is_empty());
     }
@@ -419,12 +419,12 @@ mod tests {
     fn many_hostile_addresses_do_not_keep_a_new_request_out() {
         let until = Instant::now() + LIMIT;
         let mut pending = Pending(VecDeque::new());
-        for number in 0..10 * MOST_PENDING {
+        for number in 0..10 * MAX_PENDING {
             pending.add(std::net::Ipv6Addr::from(number as u128).into(), until, number);
         }
         let new: IpAddr = [10, 0, 0, 2].into();
         pending.add(new, until, 0);
-        assert_eq!(pending.0.len(), MOST_PENDING);
+        assert_eq!(pending.0.len(), MAX_PENDING);
         assert_eq!(pending.take(|peer, _| peer == new), Some(0));
     }
 

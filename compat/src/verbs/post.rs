@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Largest number of pieces of a work request: the devices' limit.
-pub const MOST_PIECES: usize = 32;
+pub const MAX_PIECES: usize = 32;
 
 pub const fn sge(piece: &ibv_sge) -> Sge {
     Sge { key: STag::new(piece.lkey), offset: piece.addr, len: piece.length }
@@ -21,13 +21,13 @@ pub const fn sge(piece: &ibv_sge) -> Sge {
 
 /// The pieces of a work request.
 pub struct Pieces {
-    list: [Sge; MOST_PIECES],
+    list: [Sge; MAX_PIECES],
     len: usize,
 }
 
 impl Pieces {
     pub fn of(list: &[ibv_sge]) -> Result<Self, Errno> {
-        let mut pieces = Self { list: [Sge::default(); MOST_PIECES], len: 0 };
+        let mut pieces = Self { list: [Sge::default(); MAX_PIECES], len: 0 };
         for piece in list {
             pieces.add(piece)?;
         }
@@ -118,9 +118,9 @@ pub fn when_connected(qp: &Qp, post: impl Fn() -> Result<(), PostError>) -> Resu
     }
 }
 
-/// The list of a work request. No device takes one that is longer than [`MOST_PIECES`], which is refused before it is read.
+/// The list of a work request. No device takes one that is longer than [`MAX_PIECES`], which is refused before it is read.
 fn pieces<'a>(list: *mut ibv_sge, len: c_int) -> Result<&'a [ibv_sge], Errno> {
-    if usize::try_from(len).is_ok_and(|len| len > MOST_PIECES) {
+    if usize::try_from(len).is_ok_and(|len| len > MAX_PIECES) {
         return Err(Errno::EINVAL);
     }
     In::of(list.cast_const()).list(len)

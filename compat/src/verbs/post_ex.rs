@@ -8,7 +8,7 @@ use xwarp_verbs::{Operation, Payload, STag, SendFlags, Sge, WorkRequest};
 use super::{
     cq::immediate_octets,
     memory::{self, Mw},
-    post::{MOST_PIECES, compare_swap, fetch_add, flags, remote, send_immediate, sge, when_connected},
+    post::{MAX_PIECES, compare_swap, fetch_add, flags, remote, send_immediate, sge, when_connected},
     qp::Qp,
 };
 use crate::{
@@ -93,7 +93,7 @@ impl Draft {
 
     fn add_piece(&mut self, piece: &ibv_sge) -> Result<(), Errno> {
         let request = self.last()?;
-        if request.pieces >= MOST_PIECES {
+        if request.pieces >= MAX_PIECES {
             return Err(Errno::EINVAL);
         }
         request.pieces += 1;

@@ -3,7 +3,7 @@
 use xwarp_control::Sizes as ChunkSizes;
 
 use super::ring::Entries;
-use super::{CHUNK_BYTES, MOST_CHUNKS, QueueCounts};
+use super::{CHUNK_BYTES, MAX_CHUNKS, QueueCounts};
 
 /// Sizes of memory and rings.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +96,6 @@ impl Sizes {
     /// Largest number of chunks of a frame; rings and memory of each direction have room for at least four such frames.
     pub(crate) fn frame_chunks(&self) -> usize {
         let least = self.receive_per_queue.min(self.transmit).min(self.transmit_ring) / 4;
-        if self.multi_buffer { MOST_CHUNKS.min(least as usize).max(1) } else { 1 }
+        if self.multi_buffer { MAX_CHUNKS.min(least as usize).max(1) } else { 1 }
     }
 }

@@ -43,7 +43,7 @@ const MORE_VERBS: u8 = 192;
 /// Number of queue pairs.
 const QPS: usize = 3;
 /// Limit of turns until the end; each turn runs timers or sends.
-const MOST_TURNS: usize = 2_000;
+const MAX_TURNS: usize = 2_000;
 
 /// Regions, by the rights of the peer.
 #[derive(Debug)]
@@ -253,7 +253,7 @@ impl Card {
     /// Lets `duration` pass and runs timers.
     pub fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             match self.engine.next_deadline() {
                 Some(at) if at <= end => self.now = self.now.max(at),
                 _ => break,
@@ -446,7 +446,7 @@ impl Card {
             self.turn();
             self.link.sent.clear();
             turns += 1;
-            assert!(turns < MOST_TURNS, "connections do not end: {:?}", self.engine);
+            assert!(turns < MAX_TURNS, "connections do not end: {:?}", self.engine);
         }
         self.engine.transmit(self.now, &mut self.link);
         self.reap();

@@ -24,7 +24,7 @@ const WRITABLE: Range<usize> = 1024..4096;
 const READABLE: Range<usize> = 4096..7168;
 const FILL: u8 = 0x44;
 /// Maximum number of pieces in a fast-registration region.
-const MOST_PIECES: u32 = 3;
+const MAX_PIECES: u32 = 3;
 
 /// A memory window with its region, or a fast-registration region.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Doors {
                 let region = engine.rnic().registry().register(registration).expect("a region");
                 (engine.rnic().registry().alloc_window(pd).expect("a window"), Some(region))
             } else {
-                let registration = FastRegistration { pd, max_pieces: MOST_PIECES, stream };
+                let registration = FastRegistration { pd, max_pieces: MAX_PIECES, stream };
                 (engine.rnic().registry().alloc_fast_region(registration).expect("a fast region"), None)
             };
             let shut = Some(wall.bytes());
@@ -115,7 +115,7 @@ impl Doors {
         };
         let Some(region) = door.region else {
             let memory = door.wall.region();
-            let pieces = (0..=MOST_PIECES).map(|_| piece()).map_while(|(offset, len)| {
+            let pieces = (0..=MAX_PIECES).map(|_| piece()).map_while(|(offset, len)| {
                 (len > 0).then(|| memory.slice(offset, len.min(part.end - offset)).expect("the middle"))
             });
             let memory = pieces.collect();

@@ -18,12 +18,12 @@ use self::{
 use crate::{input::Input, wire::mend};
 
 /// Maximum number of records in one input.
-const MOST_RECORDS: usize = 400;
+const MAX_RECORDS: usize = 400;
 /// Connections, by the peer's port.
 const PORTS: std::ops::Range<u16> = 40_000..40_004;
 /// Heap limit of a run, in bytes: an input has a few kilobytes, and the engine holds at most what the window
 /// and MPA's limits allow.
-const MOST_HEAP: u64 = 24 << 20;
+const MAX_HEAP: u64 = 24 << 20;
 
 /// First byte of records that are attacks of several segments.
 const ATTACKS: u8 = 240;
@@ -51,7 +51,7 @@ fn run(data: &[u8], framing: &FramingConfig) {
     let used = allocation_counter::measure(|| {
         World::run(Input::new(data), framing);
     });
-    assert!(used.bytes_max < MOST_HEAP, "{} bytes of heap", used.bytes_max);
+    assert!(used.bytes_max < MAX_HEAP, "{} bytes of heap", used.bytes_max);
 }
 
 /// The card, its peers, and the frames in flight to the card.
@@ -84,7 +84,7 @@ impl World {
             mute: false,
         };
         world.open();
-        for _ in 0..MOST_RECORDS {
+        for _ in 0..MAX_RECORDS {
             if input.is_empty() {
                 break;
             }

@@ -9,7 +9,7 @@ use xwarp_tcp::time::{Duration, Instant};
 use crate::rnic::Lacks;
 
 /// Capacity of the cache, in services.
-const MOST_PEERS: usize = 4096;
+const MAX_PEERS: usize = 4096;
 
 /// Lifetime of an entry. Afterwards the missing parts are requested again, since the peer may have been replaced, or a
 /// reset by another cause may have been mistaken for a refusal.
@@ -36,10 +36,10 @@ impl Peers {
     /// Adds the parts that `peer` lacks. When the table is full, the entry that expires first is evicted.
     pub(super) fn remember(&mut self, now: Instant, peer: SocketAddr, lacks: Lacks) {
         let known = Known { lacks: self.lacks(now, peer).and(lacks), until: now + LIFETIME };
-        if self.entries.len() >= MOST_PEERS && !self.entries.contains_key(&peer) {
+        if self.entries.len() >= MAX_PEERS && !self.entries.contains_key(&peer) {
             self.entries.retain(|_, known| known.until > now);
             let first = self.entries.iter().min_by_key(|(_, known)| known.until).map(|(peer, _)| *peer);
-            if let Some(first) = first.filter(|_| self.entries.len() >= MOST_PEERS) {
+            if let Some(first) = first.filter(|_| self.entries.len() >= MAX_PEERS) {
                 self.entries.remove(&first);
             }
         }
@@ -79,11 +79,11 @@ mod tests {
     fn a_full_table_evicts_the_entry_that_expires_first() {
         let mut peers = Peers::default();
         let at = |number: usize| Instant::ZERO + Duration::from_millis(number as u64);
-        for number in 0..=MOST_PEERS {
+        for number in 0..=MAX_PEERS {
             peers.remember(at(number), peer(number), MARKERS);
         }
-        assert_eq!(peers.entries.len(), MOST_PEERS);
-        let now = at(MOST_PEERS);
+        assert_eq!(peers.entries.len(), MAX_PEERS);
+        let now = at(MAX_PEERS);
         assert_eq!(peers.lacks(now, peer(0)), Lacks::default());
         assert_eq!(peers.lacks(now, peer(1)), MARKERS);
         // A known peer needs no room.

@@ -13,7 +13,7 @@ pub(crate) use control::Carriage;
 pub use control::{Control, InvalidControl, MessageType};
 pub use error::{RdmapError, StreamError};
 pub use read_request::{READ_REQUEST_BYTES, ReadRequest};
-pub use terminate::{LAYER_DDP, LAYER_LLP, LAYER_RDMA, TERMINATE_MOST_BYTES, TerminateHeader};
+pub use terminate::{LAYER_DDP, LAYER_LLP, LAYER_RDMA, TERMINATE_MAX_BYTES, TerminateHeader};
 
 /// Splits `bytes` after the first `N` bytes.
 fn split<const N: usize>(bytes: &[u8]) -> Option<([u8; N], &[u8])> {

@@ -16,7 +16,7 @@ pub const LAYER_LLP: u8 = 2;
 const CONTROL_BYTES: usize = 4;
 const LENGTH_BYTES: usize = 2;
 /// Bytes of the longest Terminate Header: the one that quotes a Read Request.
-pub const TERMINATE_MOST_BYTES: usize = CONTROL_BYTES + LENGTH_BYTES + UNTAGGED_BYTES + READ_REQUEST_BYTES;
+pub const TERMINATE_MAX_BYTES: usize = CONTROL_BYTES + LENGTH_BYTES + UNTAGGED_BYTES + READ_REQUEST_BYTES;
 
 /// M: the DDP Segment Length is valid. Bit in the 32-bit word that holds the control field left-aligned.
 const LENGTH_VALID: u32 = 1 << 15;
@@ -109,7 +109,7 @@ impl TerminateHeader {
         let mut control = u32::from(self.layer & 0x0f) << 28
             | u32::from(self.error_type & 0x0f) << 24
             | u32::from(self.code) << 16;
-        let mut bytes = [0; TERMINATE_MOST_BYTES];
+        let mut bytes = [0; TERMINATE_MAX_BYTES];
         let mut len = CONTROL_BYTES;
         let mut put = |at: usize, part: &[u8]| {
             if let Some(to) = bytes.get_mut(at..at + part.len()) {
@@ -193,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn prop_terminates_survive_a_round_trip_and_any_truncation(header in terminate()) {
-            let mut bytes = [0; TERMINATE_MOST_BYTES];
+            let mut bytes = [0; TERMINATE_MAX_BYTES];
             let len = header.emit(&mut bytes);
             prop_assert_eq!(TerminateHeader::parse(&bytes[..len]), Some(header));
             for short in 0..len {
@@ -202,7 +202,7 @@ mod tests {
                 if let Some(read) = read {
                     prop_assert_eq!((read.layer, read.error_type, read.code), (header.layer, header.error_type, header.code));
                 }
-                prop_assert_eq!(header.emit(&mut [0; TERMINATE_MOST_BYTES][..short]), 0);
+                prop_assert_eq!(header.emit(&mut [0; TERMINATE_MAX_BYTES][..short]), 0);
             }
         }
     }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 /// Largest number of disjoint ranges of one message. A sender that follows the SHOULD of RFC 5041 section 5.3 needs
 /// one.
-const MOST_RANGES: usize = 16;
+const MAX_RANGES: usize = 16;
 
 /// The message has more ranges at once than [`Coverage`] keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Coverage {
         let first = self.ranges.partition_point(|&(_, range_end)| range_end < start);
         let behind = self.ranges.partition_point(|&(range_start, _)| range_start <= end);
         let Some(&(first_start, _)) = self.ranges.get(first).filter(|_| first < behind) else {
-            if self.ranges.len() >= MOST_RANGES {
+            if self.ranges.len() >= MAX_RANGES {
                 return Err(TooScattered);
             }
             self.ranges.insert(first, (start, end));
@@ -114,12 +114,12 @@ mod tests {
     #[test]
     fn the_number_of_ranges_is_bounded_and_existing_ranges_can_still_grow() {
         let mut coverage = Coverage::default();
-        for at in 0..MOST_RANGES as u64 {
+        for at in 0..MAX_RANGES as u64 {
             coverage.add(at * 10, at * 10 + 1).unwrap();
         }
         assert_eq!(coverage.add(1000, 1001), Err(TooScattered));
         coverage.add(1, 10).unwrap();
         coverage.add(1000, 1001).unwrap();
-        assert_eq!(coverage.ranges.len(), MOST_RANGES);
+        assert_eq!(coverage.ranges.len(), MAX_RANGES);
     }
 }

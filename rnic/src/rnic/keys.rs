@@ -28,7 +28,7 @@ use crate::{
 
 /// Largest number of regions, and of windows. Together they take at most half of the 2^24 indices, so that few random
 /// draws find an unused index.
-const MOST_KEYS: u32 = 1 << 22;
+const MAX_KEYS: u32 = 1 << 22;
 
 /// Freed indices that are kept unused before the oldest is reused: a tag should return as late as possible (RFC 5042
 /// section 6.1.1).
@@ -167,8 +167,8 @@ impl KeyTable {
         Self {
             slots: IndexMap::default(),
             free: VecDeque::new(),
-            max_regions: limits.max_mr.min(MOST_KEYS),
-            max_windows: limits.max_mw.min(MOST_KEYS),
+            max_regions: limits.max_mr.min(MAX_KEYS),
+            max_windows: limits.max_mw.min(MAX_KEYS),
             regions: 0,
             windows: 0,
             bound: BTreeMap::new(),

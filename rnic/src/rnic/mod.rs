@@ -78,7 +78,7 @@ pub use self::{
     },
     completion::{CompletionRing, Notify},
     counters::{DdpCounters, RdmapCounters, RnicCounters, TerminateCounters},
-    engine_set::{EngineSet, MOST_ENGINES},
+    engine_set::{EngineSet, MAX_ENGINES},
     events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId, StreamId},
     placement::Placed,
     receive_pool::ReceivePool,

@@ -24,7 +24,7 @@ use crate::{
     memory::Memory,
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
-        READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
+        READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MAX_BYTES, TerminateHeader,
     },
     segment::{Quote, Received, Seen, SegmentPayload, Unreadable},
 };
@@ -33,8 +33,8 @@ use crate::{
 const IMMEDIATE_BYTES: usize = 8;
 
 /// Bytes of the longest message body on queues 1 to 3.
-const MOST_BODY_BYTES: usize =
-    if ATOMIC_REQUEST_BYTES > TERMINATE_MOST_BYTES { ATOMIC_REQUEST_BYTES } else { TERMINATE_MOST_BYTES };
+const MAX_BODY_BYTES: usize =
+    if ATOMIC_REQUEST_BYTES > TERMINATE_MAX_BYTES { ATOMIC_REQUEST_BYTES } else { TERMINATE_MAX_BYTES };
 
 /// A placed ULPDU, kept until it is delivered.
 #[derive(Debug, Clone, Copy)]
@@ -367,7 +367,7 @@ impl QueuePair {
             self.place_send::<Refused>(shared, incoming)?;
             return Ok(Body::SendImmediate { solicited });
         }
-        let mut body = [0; MOST_BODY_BYTES];
+        let mut body = [0; MAX_BODY_BYTES];
         let body = incoming.payload.peek(&mut body);
         let short = || incoming.refused(RdmapError::StreamCatastrophic);
         Ok(match message {

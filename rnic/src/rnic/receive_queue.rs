@@ -13,10 +13,10 @@ use super::{
 
 /// Number of messages, from the next one on, for which one queue pair may bind receives of a shared queue. It limits
 /// the receives that a peer can occupy by never filling its gaps (RFC 5042 section 6.4.3.1).
-const MOST_AHEAD: u32 = 1024;
+const MAX_AHEAD: u32 = 1024;
 
 /// Places for receives that are allocated with the first one.
-const MOST_AT_FIRST: u32 = 1024;
+const MAX_AT_FIRST: u32 = 1024;
 
 /// A posted receive.
 #[derive(Debug, Clone)]
@@ -105,7 +105,7 @@ impl ReceiveQueue {
     }
 
     pub(crate) fn own(max_wr: u32, max_sge: u32) -> Self {
-        Self::new(max_wr.min(MOST_AT_FIRST), Source::Own { max_wr, max_sge })
+        Self::new(max_wr.min(MAX_AT_FIRST), Source::Own { max_wr, max_sge })
     }
 
     pub(crate) fn shared(pool: Arc<ReceivePool>) -> Self {
@@ -199,7 +199,7 @@ impl ReceiveQueue {
     #[inline(never)]
     fn bind_shared(&mut self, ahead: u32, events: &mut Events) -> Option<()> {
         let Source::Shared { pool, early } = &mut self.source else { return None };
-        if ahead >= MOST_AHEAD {
+        if ahead >= MAX_AHEAD {
             return None;
         }
         let (receive, below_limit) = pool.take((ahead > 0).then_some(*early as usize));

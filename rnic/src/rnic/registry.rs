@@ -92,7 +92,7 @@ impl Registry {
         Self { limits, engines: AtomicU16::new(0), objects: Mutex::new(objects) }
     }
 
-    /// The number of a new engine, of which there are at most [`MOST_ENGINES`](super::MOST_ENGINES).
+    /// The number of a new engine, of which there are at most [`MAX_ENGINES`](super::MAX_ENGINES).
     pub(crate) fn next_engine(&self) -> u16 {
         self.engines.fetch_add(1, Ordering::Relaxed)
     }

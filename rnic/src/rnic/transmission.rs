@@ -27,7 +27,7 @@ use crate::{
     ddp::{Msn, Queue, STag, TAGGED_BYTES, UNTAGGED_BYTES, Untagged},
     rdmap::{
         ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
-        ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
+        ReadRequest, StreamError, TERMINATE_MAX_BYTES, TerminateHeader,
     },
     segment::{Head, Header, Quote, Seen, SegmentWriter, TaggedHead, UntaggedHead},
 };
@@ -590,7 +590,7 @@ impl QueuePair {
         shared: &mut Shared,
         out: &mut SegmentWriter<'_, '_, '_>,
     ) -> Pulled {
-        let mut body = [0; TERMINATE_MOST_BYTES];
+        let mut body = [0; TERMINATE_MAX_BYTES];
         let len = terminate.emit(&mut body);
         let header = untagged(MessageType::Terminate, Queue::Terminate, Msn::FIRST);
         let (layer, error_type, code) = terminate.numbers();

@@ -10,7 +10,7 @@ mod writer;
 
 use xwarp_tcp::{
     copy::Gapped,
-    rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader},
+    rdma_tcp::{ConnectionId, HEADER_MAX_BYTES, SegmentHeader},
     ulp::Ulpdu,
 };
 
@@ -162,7 +162,7 @@ impl Codec {
 
 #[inline(never)]
 fn read_numbered<'u, 'p>(ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
-    let mut head = [0; HEADER_MOST_BYTES];
+    let mut head = [0; HEADER_MAX_BYTES];
     let peeked = ulpdu.peek_header(&mut head);
     let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
     let header = header.map_err(StreamError::from)?;

@@ -2,7 +2,7 @@
 
 use xwarp_tcp::{
     copy::GappedMut,
-    rdma_tcp::{HEADER_MOST_BYTES, SegmentHeader},
+    rdma_tcp::{HEADER_MAX_BYTES, SegmentHeader},
     seq::StreamOffset,
     ulp::UlpduWriter,
 };
@@ -97,7 +97,7 @@ impl Head for SegmentHeader {
         let Codec::RdmaTcp(connection) = out.codec else {
             return debug_assert!(false, "{self:?} is not of {:?}", out.codec);
         };
-        let mut bytes = [0; HEADER_MOST_BYTES];
+        let mut bytes = [0; HEADER_MAX_BYTES];
         let header_len = self.emit(connection, len, &mut bytes);
         fill_in_parts(out.out, bytes.get(..header_len).unwrap_or_default(), len, f);
     }

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_mins(10);
 
 /// Turns at one time: more mean that a timer or a queue spins.
-const MOST_TURNS: u32 = 500;
+const MAX_TURNS: u32 = 500;
 
 /// Largest number of simultaneous connections of the victim.
 const GUESTS: usize = 64;
@@ -250,7 +250,7 @@ impl Host {
     fn check(&mut self, now: Instant) {
         let turns = if self.turns.0 == now { self.turns.1 + 1 } else { 0 };
         self.turns = (now, turns);
-        assert!(turns < MOST_TURNS, "{turns} turns at {now:?}");
+        assert!(turns < MAX_TURNS, "{turns} turns at {now:?}");
         let deadline = self.engine.next_deadline();
         if self.engine.stack().has_postponed() {
             self.seen.postponed += 1;

@@ -21,7 +21,7 @@ const ROOM_PIECES: usize = 2;
 /// Length of a write after which the program's writes bypass the loopback, and the number of shorter writes that end
 /// this.
 const LONG_WRITE_BYTES: usize = 256 << 10;
-const MOST_OTHERS: u32 = 8;
+const MAX_OTHERS: u32 = 8;
 /// Longest time for which a write that finds no room runs the device: in all, and until the next piece is free.
 const HOLD: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_micros(250);
@@ -40,7 +40,7 @@ pub struct Outgoing {
 
 impl Default for Outgoing {
     fn default() -> Self {
-        Self { free: Vec::new(), sending: VecDeque::new(), made: 0, others: MOST_OTHERS }
+        Self { free: Vec::new(), sending: VecDeque::new(), made: 0, others: MAX_OTHERS }
     }
 }
 
@@ -49,7 +49,7 @@ impl Outgoing {
     /// into pieces.
     pub fn is_for_long_writes(&mut self, len: usize) -> bool {
         self.others = if len >= LONG_WRITE_BYTES { 0 } else { self.others.saturating_add(1) };
-        self.others < MOST_OTHERS
+        self.others < MAX_OTHERS
     }
 
     /// Takes back the memory of pieces that the peer has received.

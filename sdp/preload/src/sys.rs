@@ -101,10 +101,10 @@ pub fn unacknowledged(fd: RawFd) -> Option<c_int> {
 /// Lets the kernel choose the sizes of a socket's buffers again after they were set.
 pub fn grow_buffers(socket: BorrowedFd<'_>) {
     const SO_BUF_LOCK: c_int = 72;
-    const MOST_BYTES: usize = 4 << 20;
+    const MAX_BYTES: usize = 4 << 20;
     // The kernel limits the value to a much smaller one.
-    let _ = sockopt::set_socket_send_buffer_size(socket, MOST_BYTES);
-    let _ = sockopt::set_socket_recv_buffer_size(socket, MOST_BYTES);
+    let _ = sockopt::set_socket_send_buffer_size(socket, MAX_BYTES);
+    let _ = sockopt::set_socket_recv_buffer_size(socket, MAX_BYTES);
     let unlocked: c_int = 0;
     let len = size_of::<c_int>() as socklen_t;
     // SAFETY: the value is a number. Kernels before 5.15 do not know the option.

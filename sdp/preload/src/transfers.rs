@@ -8,9 +8,9 @@ use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use crate::{descriptors::forget_passed, direct, next};
 
 /// Largest number of pieces of a vector for the direct path; the kernel serves longer vectors.
-const MOST_PIECES: usize = 8;
+const MAX_PIECES: usize = 8;
 /// Largest length of a piece. Programs may pass lengths that exceed all memory.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 
 /// Calls `then` with the memory of a read.
 ///
@@ -21,8 +21,8 @@ unsafe fn to_fill(
     count: usize,
     then: impl FnOnce(&mut [&mut [u8]]) -> ssize_t,
 ) -> ssize_t {
-    let mut found: [&mut [u8]; MOST_PIECES] = Default::default();
-    let count = if count <= MOST_PIECES && !pieces.is_null() { count } else { 0 };
+    let mut found: [&mut [u8]; MAX_PIECES] = Default::default();
+    let count = if count <= MAX_PIECES && !pieces.is_null() { count } else { 0 };
     for (at, place) in found.iter_mut().take(count).enumerate() {
         // SAFETY: the caller's promise.
         unsafe {
@@ -30,7 +30,7 @@ unsafe fn to_fill(
             if piece.iov_base.is_null() {
                 return then(&mut []);
             }
-            *place = slice::from_raw_parts_mut(piece.iov_base.cast(), piece.iov_len.min(MOST_BYTES));
+            *place = slice::from_raw_parts_mut(piece.iov_base.cast(), piece.iov_len.min(MAX_BYTES));
         }
     }
     then(found.get_mut(..count).unwrap_or_default())
@@ -45,8 +45,8 @@ unsafe fn to_send(
     count: usize,
     then: impl FnOnce(&[IoSlice<'_>]) -> ssize_t,
 ) -> ssize_t {
-    let mut found = [IoSlice::new(&[]); MOST_PIECES];
-    let count = if count <= MOST_PIECES && !pieces.is_null() { count } else { 0 };
+    let mut found = [IoSlice::new(&[]); MAX_PIECES];
+    let count = if count <= MAX_PIECES && !pieces.is_null() { count } else { 0 };
     for (at, place) in found.iter_mut().take(count).enumerate() {
         // SAFETY: the caller's promise.
         unsafe {
@@ -54,8 +54,7 @@ unsafe fn to_send(
             if piece.iov_base.is_null() {
                 return then(&[]);
             }
-            *place =
-                IoSlice::new(slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len.min(MOST_BYTES)));
+            *place = IoSlice::new(slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len.min(MAX_BYTES)));
         }
     }
     then(found.get(..count).unwrap_or_default())

@@ -58,12 +58,12 @@ impl Config {
     /// The configuration with all values clamped to the protocol's limits.
     #[must_use]
     pub(super) fn bounded(&self) -> Self {
-        let buffer_bytes = self.buffer_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES);
+        let buffer_bytes = self.buffer_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MAX_BYTES);
         Self {
             buffers: self.buffers.clamp(LEAST_BUFFERS, u16::MAX / 4),
             buffer_bytes,
-            most_buffer_bytes: self.most_buffer_bytes.clamp(buffer_bytes, crate::wire::MOST_BYTES),
-            desired_bytes: self.desired_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES),
+            most_buffer_bytes: self.most_buffer_bytes.clamp(buffer_bytes, crate::wire::MAX_BYTES),
+            desired_bytes: self.desired_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MAX_BYTES),
             max_adverts: self.max_adverts.max(1),
             ird: self.ird.max(1),
             ord: self.ord.max(1),

@@ -8,7 +8,7 @@ use super::seeded::{Mistake, seeded};
 use crate::wire::{Base, Flags, Seq};
 
 /// Largest number of consecutive prompts of the accepting end.
-const MOST_PROMPTS: u8 = 3;
+const MAX_PROMPTS: u8 = 3;
 
 /// The credit that a message needs (draft section 10.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,7 +197,7 @@ impl Credits {
         self.available() == 2
             && self.peer_bufs >= 3
             && self.acknowledged(self.sent_real)
-            && (self.insists || self.prompts < MOST_PROMPTS)
+            && (self.insists || self.prompts < MAX_PROMPTS)
     }
 
     /// Records that a prompt is about to be sent.

@@ -11,12 +11,12 @@ use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Seq, Wire
 
 /// Number of random walks through each scenario.
 const WALKS: u64 = 3;
-const MOST_STEPS: usize = 60;
+const MAX_STEPS: usize = 60;
 /// Largest number of actions that one message may cause.
-const MOST_ACTIONS: usize = 40;
-/// Messages without payload that may wait: see `MOST_CONTROL` of `transmit`, and a message for each receive that was posted
+const MAX_ACTIONS: usize = 40;
+/// Messages without payload that may wait: see `MAX_CONTROL` of `transmit`, and a message for each receive that was posted
 /// before.
-const MOST_CONTROL: usize = 64 + 16;
+const MAX_CONTROL: usize = 64 + 16;
 
 const ADVERT: Advert = Advert { len: 100, stag: 7, offset: 0 };
 
@@ -218,7 +218,7 @@ fn sdp_s16_nothing_grows_by_endless_messages() {
 
 fn check_bounds(machine: &Machine) {
     let config = &machine.config;
-    assert!(machine.control.len() <= MOST_CONTROL, "{} messages wait", machine.control.len());
+    assert!(machine.control.len() <= MAX_CONTROL, "{} messages wait", machine.control.len());
     let most = config.receive_bytes + usize::from(config.buffers) * config.most_buffer_bytes as usize;
     assert!(machine.buffered() <= most, "{} bytes wait", machine.buffered());
     let adverts = machine.sink.offers() + machine.source.held();
@@ -233,7 +233,7 @@ fn attack(machine: &Machine, sent: u64, bytes: &[u8], key: Option<u32>) {
     let mut out = Vec::new();
     machine.receive(bytes, key);
     for step in 0.. {
-        assert!(step < MOST_ACTIONS, "no end of actions");
+        assert!(step < MAX_ACTIONS, "no end of actions");
         let Some(action) = machine.poll(true, &mut out) else { break };
         match action {
             Action::Read { remote, local } => {
@@ -267,7 +267,7 @@ fn sdp_s16_a_peer_that_mutates_its_messages_reaches_nothing() {
         for walk in 0..WALKS {
             let mut world = World::new(3, *scripts).unwrap();
             let mut random = walk * 100 + number as u64;
-            for _ in 0..MOST_STEPS {
+            for _ in 0..MAX_STEPS {
                 for (wire, peer) in world.wires.iter().zip(&world.peers) {
                     let Some(Item::Message(bytes, key)) = wire.front() else { continue };
                     attacks += mutate(bytes, *key, |bytes, key| attack(&peer.machine, peer.sent, bytes, key));

@@ -60,7 +60,7 @@ use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Mode, Seq
 /// Smallest number of receives (draft section 10, constraint 2).
 pub const LEAST_BUFFERS: u16 = 3;
 /// Largest number of our outstanding advertisements, if the peer accepts as many.
-const MOST_ADVERTS: usize = 8;
+const MAX_ADVERTS: usize = 8;
 
 /// The role of this end in the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -212,7 +212,7 @@ impl Machine {
         }
         self.credits.greet(bufs);
         self.resize.peer_bytes = buffer_bytes;
-        self.peer_adverts = usize::from(max_adverts).min(MOST_ADVERTS);
+        self.peer_adverts = usize::from(max_adverts).min(MAX_ADVERTS);
         if self.link_role == Role::Accepting {
             let config = &self.config;
             let ack = HelloAck {

@@ -26,8 +26,8 @@ const STATES: usize = 60_000;
 const LEAST_STATES: usize = 300_000;
 /// Largest number of actions that one event may cause, and of messages that one end may send in a scenario; more mean a
 /// livelock.
-const MOST_ACTIONS: usize = 40;
-const MOST_MESSAGES: usize = 120;
+const MAX_ACTIONS: usize = 40;
+const MAX_MESSAGES: usize = 120;
 
 /// An item in flight, in the order of the stream below.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -271,7 +271,7 @@ impl World {
         let mut out = Vec::new();
         for step in 0.. {
             self.peers[end].notices()?;
-            if step > MOST_ACTIONS {
+            if step > MAX_ACTIONS {
                 return Err("no end of actions".into());
             }
             let Some(action) = self.peers[end].machine.poll(true, &mut out) else { break };
@@ -283,7 +283,7 @@ impl World {
                 }
                 Action::Send { memory, invalidate, .. } => {
                     peer.messages += 1;
-                    if peer.messages > MOST_MESSAGES {
+                    if peer.messages > MAX_MESSAGES {
                         return Err("no end of messages".into());
                     }
                     if let Some(piece) = memory {

@@ -4,9 +4,9 @@
 use super::{
     Config, Machine, Phase, Role,
     sink::Sink,
-    source::{MOST_MARKS, Segment, Source},
+    source::{MAX_MARKS, Segment, Source},
 };
-use crate::wire::{LEAST_BUFFER_BYTES, MOST_BYTES};
+use crate::wire::{LEAST_BUFFER_BYTES, MAX_BYTES};
 
 /// "xwsdp", and the version of the form.
 const FORM: u64 = 0x7877_7364_7000_0001;
@@ -111,7 +111,7 @@ impl Machine {
         machine.source = Source::restore(saved)?;
         machine.sink = Sink::restore(saved)?;
         machine.suspend.restore();
-        (LEAST_BUFFER_BYTES..=MOST_BYTES).contains(&own_bytes).then_some(machine)
+        (LEAST_BUFFER_BYTES..=MAX_BYTES).contains(&own_bytes).then_some(machine)
     }
 }
 
@@ -138,7 +138,7 @@ impl Source {
         let mut source = Self::new();
         source.write(saved.bytes()?);
         let mut last = 0;
-        for _ in 0..saved.number::<usize>().filter(|marks| *marks <= MOST_MARKS)? {
+        for _ in 0..saved.number::<usize>().filter(|marks| *marks <= MAX_MARKS)? {
             let (left, pended) = (saved.number()?, saved.flag()?);
             if left <= last || left > source.copied() as u64 {
                 return None;

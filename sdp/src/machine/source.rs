@@ -12,15 +12,15 @@ use super::{
 use crate::wire::{Advert, Flags, Message, Mode, Seq};
 
 /// Largest number of out-of-band bytes that wait to be sent.
-pub(super) const MOST_MARKS: usize = 8;
+pub(super) const MAX_MARKS: usize = 8;
 /// Number of consecutive SendSm after which Pipelined mode is left, and after which Combined mode is left (draft
 /// section 12 leaves the numbers to us).
 const FORCED_TO_COMBINED: u8 = 2;
 const FORCED_TO_BUFFERED: u8 = 8;
 /// Largest allocation that is kept while nothing waits to be sent, in bytes.
-const MOST_SPARE: usize = 4096;
+const MAX_SPARE: usize = 4096;
 /// Largest number of bytes of the stream between OOB_PEND and its byte (draft section 9.5.3).
-const MOST_PENDING: u64 = 65_535;
+const MAX_PENDING: u64 = 65_535;
 
 /// A part of the stream that has not been transferred.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -158,7 +158,7 @@ impl Source {
 
     /// Appends an out-of-band byte; returns false when too many wait.
     pub(super) fn write_oob(&mut self, byte: u8) -> bool {
-        if self.marks.len() >= MOST_MARKS {
+        if self.marks.len() >= MAX_MARKS {
             return false;
         }
         self.write(&[byte]);
@@ -189,7 +189,7 @@ impl Source {
                 bytes.drain(..bytes.len().min(n as usize));
                 self.copied = self.copied.saturating_sub(n as usize);
                 if bytes.is_empty() {
-                    if bytes.capacity() <= MOST_SPARE {
+                    if bytes.capacity() <= MAX_SPARE {
                         self.spare = std::mem::take(bytes);
                     }
                     self.segments.pop_front();
@@ -349,7 +349,7 @@ impl Source {
     /// OOB_PEND, if a byte needs it and it has not been sent for that byte.
     pub(super) fn take_pending(&mut self) -> Flags {
         match self.marks.iter_mut().find(|(_, pended)| !pended) {
-            Some((left, pended)) if *left <= MOST_PENDING => {
+            Some((left, pended)) if *left <= MAX_PENDING => {
                 *pended = true;
                 Flags::OOB_PEND
             }
@@ -359,7 +359,7 @@ impl Source {
 
     /// Whether OOB_PEND is due.
     pub(super) fn pending_due(&self) -> bool {
-        self.marks.iter().find(|(_, pended)| !pended).is_some_and(|(left, _)| *left <= MOST_PENDING)
+        self.marks.iter().find(|(_, pended)| !pended).is_some_and(|(left, _)| *left <= MAX_PENDING)
     }
 
     /// Withdraws all SrcAvails; their data is sent in messages.

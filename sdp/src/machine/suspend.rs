@@ -14,7 +14,7 @@ use crate::wire::{Message, Seq};
 
 /// Receives that are posted before SuspComm beyond the usual number, so that the peer has credit for its completions and its
 /// answer while we are silent: one for each advertisement, and four.
-pub const FAREWELL_RECEIVES: u16 = super::MOST_ADVERTS as u16 + 4;
+pub const FAREWELL_RECEIVES: u16 = super::MAX_ADVERTS as u16 + 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Step {

@@ -8,10 +8,10 @@ use super::{
     source::Payload,
     suspend::FAREWELL_RECEIVES,
 };
-use crate::wire::{BASE_BYTES, Base, Flags, Half, MOST_HEADER_BYTES, Message, Mode};
+use crate::wire::{BASE_BYTES, Base, Flags, Half, MAX_HEADER_BYTES, Message, Mode};
 
 /// Number of waiting control messages above which no receives are posted until they are sent.
-const MOST_CONTROL: usize = 64;
+const MAX_CONTROL: usize = 64;
 /// While receives can wait, they are posted when one in this many is due. A credit update needs twice as many that the peer does
 /// not know of.
 const POST_PART: u16 = 4;
@@ -22,7 +22,7 @@ impl Machine {
     /// Number of receives to post now: two more than the ring has room for, since the peer leaves two for messages
     /// without payload. While the peer has enough of them, several are posted at a time.
     fn receives_due(&self) -> u16 {
-        if self.control.len() >= MOST_CONTROL {
+        if self.control.len() >= MAX_CONTROL {
             return 0;
         }
         let room = self.config.receive_bytes.saturating_sub(self.sink.buffered());
@@ -207,8 +207,8 @@ impl Machine {
         if !self.credits.allows(Need::Payload) {
             return Payload::default();
         }
-        let room = self.message_bytes().saturating_sub(MOST_HEADER_BYTES as u32);
-        out.resize(MOST_HEADER_BYTES, 0);
+        let room = self.message_bytes().saturating_sub(MAX_HEADER_BYTES as u32);
+        out.resize(MAX_HEADER_BYTES, 0);
         self.source.take_command(room, out, &mut self.notices).unwrap_or_default()
     }
 

@@ -19,7 +19,7 @@ const DENIED: Duration = Duration::from_secs(10);
 /// Longest time for which an answer is used, whatever its own limit.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Answers that are remembered.
-const MOST_ANSWERS: usize = 4096;
+const MAX_ANSWERS: usize = 4096;
 
 /// A cached answer about a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +137,7 @@ pub fn source_of(target: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// The cache of answers, at most [`MOST_ANSWERS`] of each kind.
+/// The cache of answers, at most [`MAX_ANSWERS`] of each kind.
 #[derive(Debug, Default)]
 pub struct Cache {
     services: BTreeMap<SocketAddr, (Answer, Instant)>,
@@ -166,10 +166,10 @@ impl Cache {
                 Answer::No
             }
             Asked::Silent => {
-                if self.silent.len() >= MOST_ANSWERS {
+                if self.silent.len() >= MAX_ANSWERS {
                     self.silent.retain(|_, until| now < *until);
                 }
-                if self.silent.len() < MOST_ANSWERS {
+                if self.silent.len() < MAX_ANSWERS {
                     self.silent.insert(target.ip(), now + SILENT);
                 }
                 Answer::No
@@ -183,10 +183,10 @@ impl Cache {
     }
 
     fn remember(&mut self, now: Instant, target: SocketAddr, answer: Answer, valid: Duration) {
-        if self.services.len() >= MOST_ANSWERS {
+        if self.services.len() >= MAX_ANSWERS {
             self.services.retain(|_, (_, until)| now < *until);
         }
-        if self.services.len() < MOST_ANSWERS || self.services.contains_key(&target) {
+        if self.services.len() < MAX_ANSWERS || self.services.contains_key(&target) {
             self.services.insert(target, (answer, now + valid));
         }
     }
@@ -289,7 +289,7 @@ mod tests {
             cache.deny(now, target);
             cache.learn(now, target, Asked::Silent);
         }
-        assert!(cache.services.len() <= MOST_ANSWERS && cache.silent.len() <= MOST_ANSWERS);
+        assert!(cache.services.len() <= MAX_ANSWERS && cache.silent.len() <= MAX_ANSWERS);
         cache.deny(now + Duration::from_secs(11), target());
         assert_eq!(cache.services.len(), 1, "expired entries make room");
     }

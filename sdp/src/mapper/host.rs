@@ -39,12 +39,12 @@ const NAME: &str = "xwarp-sdp-mapper";
 const TICK: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Attempts to become the holder, or to find it. An ending holder keeps its port a little longer than its name.
-const MOST_ATTEMPTS: u32 = 50;
+const MAX_ATTEMPTS: u32 = 50;
 /// Time limit for the holder's answer.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Largest number of registered processes, and of services of each.
-const MOST_PROCESSES: usize = 256;
-const MOST_SERVICES: usize = 1024;
+const MAX_PROCESSES: usize = 256;
+const MAX_SERVICES: usize = 1024;
 /// Length of a record: operation, family, conventional port, SDP port, IP address.
 const RECORD_BYTES: usize = 22;
 /// Answers to a registration.
@@ -197,7 +197,7 @@ impl Shared {
     /// Becomes the holder, or registers with it.
     fn join(&self) -> io::Result<Role> {
         let mut last = io::ErrorKind::AddrInUse.into();
-        for _ in 0..MOST_ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             match self.try_join() {
                 Ok(role) => return Ok(role),
                 Err(error) => last = error,
@@ -283,7 +283,7 @@ impl Shared {
             let owner = next_owner;
             let Ok(handle) = Kept::open(|| process.try_clone()) else { continue };
             let mut all = lock(&processes);
-            if all.len() >= MOST_PROCESSES {
+            if all.len() >= MAX_PROCESSES {
                 continue;
             }
             all.insert(owner, handle);
@@ -332,7 +332,7 @@ fn take_records(mut process: &UnixStream, owner: usize, services: &Mutex<Service
     let mut known = BTreeMap::new();
     while process.read_exact(&mut bytes).is_ok() {
         let answer = match Record::parse(&bytes) {
-            Some(Record::Add(address, port)) if known.len() < MOST_SERVICES && may_add(user, address) => {
+            Some(Record::Add(address, port)) if known.len() < MAX_SERVICES && may_add(user, address) => {
                 known.insert(address, port);
                 lock(services).add(owner, address, port);
                 TAKEN
@@ -468,7 +468,7 @@ mod tests {
         };
         assert_eq!(send(&[7; RECORD_BYTES]), REFUSED);
         if rustix::process::getuid().is_root() {
-            for port in 1..=MOST_SERVICES as u16 {
+            for port in 1..=MAX_SERVICES as u16 {
                 assert_eq!(send(&Record::Add(service(port), 9).emit()), TAKEN);
             }
             assert_eq!(send(&Record::Add(service(9000), 9).emit()), REFUSED);

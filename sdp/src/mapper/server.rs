@@ -20,13 +20,13 @@ use super::{
 /// Validity of an answer: 30 s.
 const VALID: PmTime = PmTime(120);
 /// Answers in one second.
-const MOST_ANSWERS: u32 = 1000;
+const MAX_ANSWERS: u32 = 1000;
 /// Largest number of answers to one source in one second.
-const MOST_ANSWERS_TO_ONE: u32 = 50;
+const MAX_ANSWERS_TO_ONE: u32 = 50;
 /// Time within which a thread of the server notices that the server was dropped.
 const TICK: Duration = Duration::from_millis(200);
 /// Number of consecutive receive failures that end the service of an address, and the pause after each.
-const MOST_FAILURES: u32 = 10;
+const MAX_FAILURES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Services that listen over SDP, and the limits of answers. Nothing is stored about a question.
@@ -100,7 +100,7 @@ impl Services {
             self.answers_to.clear();
         }
         let to_one = self.answers_to.get(&source).copied().unwrap_or(0);
-        if self.answers >= MOST_ANSWERS || to_one >= MOST_ANSWERS_TO_ONE {
+        if self.answers >= MAX_ANSWERS || to_one >= MAX_ANSWERS_TO_ONE {
             return false;
         }
         self.answers += 1;
@@ -168,7 +168,7 @@ impl Server {
     }
 }
 
-/// Answers what `receive` returns until `ended` is set. Fails when receiving has failed [`MOST_FAILURES`] times in a row, each
+/// Answers what `receive` returns until `ended` is set. Fails when receiving has failed [`MAX_FAILURES`] times in a row, each
 /// followed by a pause: the socket is then broken for good, for instance because its network namespace was removed.
 fn answer_all(
     services: &Mutex<Services>,
@@ -187,7 +187,7 @@ fn answer_all(
             }
             Err(error) => {
                 failures += 1;
-                if failures == MOST_FAILURES {
+                if failures == MAX_FAILURES {
                     return Err(error);
                 }
                 thread::sleep(PAUSE);
@@ -280,7 +280,7 @@ mod tests {
             |_, _| {},
         );
         assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::NotConnected);
-        assert_eq!(calls, MOST_FAILURES);
+        assert_eq!(calls, MAX_FAILURES);
     }
 
     #[test]

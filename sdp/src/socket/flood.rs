@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Messages without payload allowed in a second, if nothing is transferred.
-const MOST_IDLE_MESSAGES: u32 = 1000;
+const MAX_IDLE_MESSAGES: u32 = 1000;
 /// Further messages for each transfer in either direction. An honest peer answers, updates credit, advertises and
 /// changes modes a few times for each.
 const MESSAGES_PER_TRANSFER: u32 = 16;
@@ -17,7 +17,7 @@ pub(super) struct Flood {
 
 impl Flood {
     pub(super) fn new(now: Instant) -> Self {
-        Self { left: MOST_IDLE_MESSAGES + 1, since: now }
+        Self { left: MAX_IDLE_MESSAGES + 1, since: now }
     }
 
     /// A transfer in either direction allows further messages.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Largest number of RDMA Writes and Reads in the send queue beside messages.
-pub(crate) const MOST_RDMA: usize = 8;
+pub(crate) const MAX_RDMA: usize = 8;
 
 /// Resources of the device that a connection uses, dropped when the connection has ended.
 pub(crate) struct Link {

@@ -15,7 +15,7 @@ use xwarp_verbs::{
 use super::{
     Tasks,
     flood::Flood,
-    link::{Link, MOST_RDMA},
+    link::{Link, MAX_RDMA},
 };
 use crate::{
     buffers::Work,
@@ -250,7 +250,7 @@ impl State {
         acted |= self.take_notices();
         loop {
             let Some(link) = &mut self.link else { return acted };
-            let can_send = link.established && !link.slots.free.is_empty() && link.rdma < MOST_RDMA;
+            let can_send = link.established && !link.slots.free.is_empty() && link.rdma < MAX_RDMA;
             let Some(action) = self.machine.poll(can_send, &mut self.bytes) else { break };
             acted = true;
             match action {

@@ -143,7 +143,7 @@ fn sdp_s6_2_fields_of_the_greeting_out_of_range() {
     assert_eq!(with_word(hello, 4, 0x2100_0001), Err(WireError::Version));
     assert_eq!(with_word(hello, 4, 0x1100_0000), Err(WireError::Field), "MaxAdverts");
     assert_eq!(with_word(hello, 6, LEAST_BUFFER_BYTES - 1), Err(WireError::Field));
-    assert_eq!(with_word(hello, 6, MOST_BYTES + 1), Err(WireError::Field));
+    assert_eq!(with_word(hello, 6, MAX_BYTES + 1), Err(WireError::Field));
     assert_eq!(with_word(hello, 7, 0x0000_0001), Err(WireError::Field), "LocORD");
     assert_eq!(with_word(hello, 7, 0x0001_0000), Err(WireError::Field), "LocIRD");
 }
@@ -153,8 +153,8 @@ fn sdp_s6_3_fields_of_messages_out_of_range() {
     let advert = Advert { len: 8, stag: 1, offset: 2 };
     for message in [Message::SrcAvail(advert), Message::SinkAvail { advert, non_discards: 0 }] {
         assert_eq!(with_word(message, 4, 0), Err(WireError::Field));
-        assert_eq!(with_word(message, 4, MOST_BYTES), Ok(()));
-        assert_eq!(with_word(message, 4, MOST_BYTES + 1), Err(WireError::Field));
+        assert_eq!(with_word(message, 4, MAX_BYTES), Ok(()));
+        assert_eq!(with_word(message, 4, MAX_BYTES + 1), Err(WireError::Field));
     }
     let change = Message::ModeChange { half: Half::Send, mode: Mode::Buffered };
     assert_eq!(with_word(change, 4, 0x3000_0000), Err(WireError::Field));

@@ -155,12 +155,12 @@ const ROW: usize = 24;
 /// Fewest rows of three streams: joining them takes as long as summing some words.
 const LEAST_ROWS: usize = 6;
 /// Most rows of three streams: more would need a larger table.
-const MOST_ROWS: usize = 128;
+const MAX_ROWS: usize = 128;
 
 /// For `n` words that follow: `x^(64n - 33)` modulo the polynomial. A `crc32` instruction reduces the product with a sum
 /// and multiplies it by `x^32`; the reflection of a product is one more `x`.
-const SHIFT: [u32; 2 * MOST_ROWS + 1] = {
-    let mut table = [0; 2 * MOST_ROWS + 1];
+const SHIFT: [u32; 2 * MAX_ROWS + 1] = {
+    let mut table = [0; 2 * MAX_ROWS + 1];
     // x^31.
     let mut power: u32 = 1;
     let mut words = 1;
@@ -180,7 +180,7 @@ const SHIFT: [u32; 2 * MOST_ROWS + 1] = {
 #[inline]
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 fn three_streams(sum: u32, bytes: &[u8]) -> (u32, &[u8]) {
-    let rows = (bytes.len() / ROW).min(MOST_ROWS);
+    let rows = (bytes.len() / ROW).min(MAX_ROWS);
     let (bytes, rest) = bytes.split_at(ROW * rows);
     let (first, others) = bytes.as_chunks::<8>().0.split_at(rows);
     let (second, third) = others.split_at(rows);

@@ -32,7 +32,7 @@ use std::{fmt, time::Duration};
 pub use any::FramingConfig;
 pub(crate) use any::{AnySession, either};
 pub use counters::FramingCounters;
-pub(crate) use session::MOST_FIRST_BYTES;
+pub(crate) use session::MAX_FIRST_BYTES;
 pub use session::{Session, Taken};
 pub use setup::{AcceptParams, MAX_READ_DEPTH, SetupError, UNNEGOTIATED};
 

@@ -24,14 +24,14 @@ use crate::{
 };
 
 /// Largest start-up frame, in bytes: 532 of an MPA Request or Reply, 548 of a segment of RDMA/TCP.
-pub(crate) const MOST_FIRST_BYTES: usize = 560;
+pub(crate) const MAX_FIRST_BYTES: usize = 560;
 
 /// Bytes of the shortest frame that carries a ULPDU: an FPDU with an empty one.
 const LEAST_FRAME: usize = 8;
 
 /// Largest number of bytes held during the start-up. The segments of a responder's first frames may overtake its
 /// answer.
-const MOST_STARTUP_BYTES: usize = 1 << 16;
+const MAX_STARTUP_BYTES: usize = 1 << 16;
 
 /// The framing of one connection, between its TCP and the upper layer. `P` is [`Ulp::Placed`]; `S` is the framing's
 /// start-up with this end's settings.
@@ -325,14 +325,14 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                 self.conclude(now, upper, link, fast, taken, outcome)
             }
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
-                let most = most.min(MOST_STARTUP_BYTES);
+                let most = most.min(MAX_STARTUP_BYTES);
                 let taken = self.receiver.collect(link, carried, most);
                 self.read_startup(now, upper, path, link);
                 Taken::from(taken)
             }
             SessionPhase::Streaming(_) => {
                 // The receiver keeps any payload in order, as of an FPDU; streaming data have no such end.
-                let most = most.min(MOST_STARTUP_BYTES);
+                let most = most.min(MAX_STARTUP_BYTES);
                 if self.held_bytes() + carried.payload.len > most {
                     link.recycle(carried.frame);
                     return Taken::Not;

@@ -20,7 +20,7 @@ const TAGGED_BYTES: usize = 32;
 const ATOMIC_WORDS: usize = 10;
 
 /// Bytes of the longest header with control data, which is that of an atomic request.
-pub const HEADER_MOST_BYTES: usize = TAGGED_BYTES + 4 * ATOMIC_WORDS;
+pub const HEADER_MAX_BYTES: usize = TAGGED_BYTES + 4 * ATOMIC_WORDS;
 
 const FIRST: u8 = 1 << 3;
 const LAST: u8 = 1 << 2;
@@ -187,7 +187,7 @@ impl SegmentHeader {
     }
 
     /// Parses the header of a segment of `len` bytes (without pad and CRC). `bytes` is the whole segment, or at least its first
-    /// [`HEADER_MOST_BYTES`]. The framing has checked version, length and Connection ID.
+    /// [`HEADER_MAX_BYTES`]. The framing has checked version, length and Connection ID.
     pub fn parse(bytes: &[u8], len: usize) -> Result<Self, SegmentError> {
         let mut fields = Fields(bytes);
         let [_, flags, _, _] = fields.word()?;
@@ -280,7 +280,7 @@ impl SegmentHeader {
 
     /// Writes the header of a segment of `connection` with `payload` bytes of payload to `out`. Returns the length of the
     /// header, or 0 when the segment would be too long.
-    pub fn emit(&self, connection: ConnectionId, payload: usize, out: &mut [u8; HEADER_MOST_BYTES]) -> usize {
+    pub fn emit(&self, connection: ConnectionId, payload: usize, out: &mut [u8; HEADER_MAX_BYTES]) -> usize {
         let bytes = self.bytes();
         let Ok(len) = u16::try_from(bytes + payload) else { return 0 };
         let flag = |set: bool, bit: u8| if set { bit } else { 0 };
@@ -441,7 +441,7 @@ impl Fields<'_> {
 }
 
 struct Emitter<'a> {
-    out: &'a mut [u8; HEADER_MOST_BYTES],
+    out: &'a mut [u8; HEADER_MAX_BYTES],
     at: usize,
 }
 

@@ -25,7 +25,7 @@ mod setup;
 pub use error::SegmentError;
 pub(crate) use header::VERSION;
 pub use header::{
-    AtomicWords, BufferPlace, ConnectionId, HEADER_MOST_BYTES, SegmentHeader, SegmentKind, SendControl,
+    AtomicWords, BufferPlace, ConnectionId, HEADER_MAX_BYTES, SegmentHeader, SegmentKind, SendControl,
 };
 pub use order::{MessageNumber, Order, OrderWindow, WINDOW};
 pub use sequence::{SendTerms, Sequence};

@@ -17,7 +17,7 @@ use crate::{
 pub(super) const CRC_BYTES: usize = 4;
 
 /// The longest segment: its length field has 16 bits.
-const MOST_BYTES: usize = u16::MAX as usize;
+const MAX_BYTES: usize = u16::MAX as usize;
 
 /// Bytes of a segment with header, control data and payload of `len` bytes, and its pad and CRC.
 pub(super) const fn padded(len: usize) -> usize {
@@ -150,7 +150,7 @@ impl Transmitter for SegmentTransmitter {
 
 /// Length of the longest segment, without pad and CRC, that fits in `room` bytes of a TCP segment.
 fn largest(room: usize) -> usize {
-    (room & !3).saturating_sub(CRC_BYTES).min(MOST_BYTES)
+    (room & !3).saturating_sub(CRC_BYTES).min(MAX_BYTES)
 }
 
 impl UlpduWriter<'_, '_> {

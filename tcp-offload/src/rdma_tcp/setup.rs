@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    ConnectionId, HEADER_MOST_BYTES, MessageNumber, Order, SegmentError, SegmentHeader, SegmentKind,
+    ConnectionId, HEADER_MAX_BYTES, MessageNumber, Order, SegmentError, SegmentHeader, SegmentKind,
     SendControl,
     crc::crc32,
     header::{PREFIX_BYTES, Prefix, VERSION},
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     framing::{
-        self, AcceptParams, Answer, FramingError, Full, Limits, MAX_READ_DEPTH, MOST_FIRST_BYTES, SetupError,
+        self, AcceptParams, Answer, FramingError, Full, Limits, MAX_FIRST_BYTES, MAX_READ_DEPTH, SetupError,
         StartUp, UNNEGOTIATED,
     },
     seq::StreamOffset,
@@ -123,7 +123,7 @@ impl Setup {
             order: Order::STRICT,
             kind: SegmentKind::Send { offset: 0, control },
         };
-        let mut head = [0; HEADER_MOST_BYTES];
+        let mut head = [0; HEADER_MAX_BYTES];
         let len = header.emit(connection, private_data.len(), &mut head);
         let mut bytes = head.get(..len).unwrap_or_default().to_vec();
         bytes.extend_from_slice(private_data);
@@ -167,7 +167,7 @@ impl First {
         }
         let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
         let Prefix { len, connection } = Prefix::parse(*prefix)?;
-        if padded(len) > MOST_FIRST_BYTES {
+        if padded(len) > MAX_FIRST_BYTES {
             return Err(SegmentError::Setup);
         }
         let Some(segment) = bytes.get(..padded(len)) else { return Ok(None) };

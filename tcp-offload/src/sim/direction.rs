@@ -16,7 +16,7 @@ use super::{
 use crate::{counters, seq::SeqNum, time::Instant};
 
 /// Largest number of connections whose highest sequence numbers are kept, for resets with numbers beyond them.
-const MOST_FLOWS: usize = 1 << 12;
+const MAX_FLOWS: usize = 1 << 12;
 
 counters! {
     /// Counters of a direction's effects on frames.
@@ -182,7 +182,7 @@ impl Direction {
         let Some(resets) = self.faults.resets else { return };
         let Some(tcp) = Tcp::of(frame) else { return };
         let Some((addresses, ports)) = tcp.flow(frame) else { return };
-        if self.highest.len() >= MOST_FLOWS {
+        if self.highest.len() >= MAX_FLOWS {
             self.highest.clear();
         }
         let next = tcp.next_seq(frame);

@@ -20,7 +20,7 @@ use crate::{
 const SEGMENT: usize = 1400;
 
 /// Largest number of answers to received frames between two actions.
-const MOST_ANSWERS: u32 = 100;
+const MAX_ANSWERS: u32 = 100;
 
 /// Parameters of a hostile host.
 pub struct HostileConfig {
@@ -287,7 +287,7 @@ impl HostileHost {
             self.link.inject(&ack);
             self.replace(index);
         } else if conversation.peer.has_peer_syn()
-            && self.answers < MOST_ANSWERS
+            && self.answers < MAX_ANSWERS
             && !segment.flags.rst
             && self.rng.random_range(0..100) < conversation.behavior.answers
         {

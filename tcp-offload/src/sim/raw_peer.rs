@@ -6,7 +6,7 @@ use crate::{
     mpa::layout::Layout,
     seq::SeqNum,
     ulp::UlpduWriter,
-    wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Options, Path, SackBlock, Segment, Sum, Timestamps},
+    wire::{Fields, Flags, Headers, MAX_HEADER_BYTES, Options, Path, SackBlock, Segment, Sum, Timestamps},
 };
 
 /// Shift count of the windows that the peer advertises.
@@ -126,7 +126,7 @@ impl RawPeer {
         }
         options.timestamps = self.timestamps.then_some(Timestamps { value: self.clock, echo: self.echo });
         let fields = Fields { seq, ack, flags, window, options, ..Fields::default() };
-        let mut frame = vec![0; MOST_HEADER_BYTES];
+        let mut frame = vec![0; MAX_HEADER_BYTES];
         let len = self.headers.emit(&mut frame, &fields, payload.len(), Sum::of(payload));
         frame.truncate(len.unwrap_or(0));
         frame.extend_from_slice(payload);

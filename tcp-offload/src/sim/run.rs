@@ -27,7 +27,7 @@ pub enum Outcome {
 }
 
 /// Largest number of rounds of turns while virtual time stands still. More of them mean that a timer or a queue spins.
-const MOST_TURNS_AT_ONCE: usize = 100_000;
+const MAX_TURNS_AT_ONCE: usize = 100_000;
 
 /// Runs the nodes over the wire until `done` (asked after each round of turns) or until `limit` has passed.
 ///
@@ -71,7 +71,7 @@ pub fn run(
             }
             None => return Outcome::Stalled(now),
         }
-        assert!(turns < MOST_TURNS_AT_ONCE, "time stands still at {now:?}: a timer or a queue spins");
+        assert!(turns < MAX_TURNS_AT_ONCE, "time stands still at {now:?}: a timer or a queue spins");
     }
 }
 

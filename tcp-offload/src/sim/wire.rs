@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Bytes of an Ethernet header with two VLAN tags.
-const MOST_ETHERNET_BYTES: usize = 22;
+const MAX_ETHERNET_BYTES: usize = 22;
 
 /// What is done about the TCP checksums of sent frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,7 +73,7 @@ impl WireConfig {
     /// an IP packet of `mtu` bytes needs.
     #[must_use]
     pub fn chained(self, chunk_bytes: usize, mtu: u16) -> Self {
-        let chunks = (MOST_ETHERNET_BYTES + usize::from(mtu)).div_ceil(chunk_bytes);
+        let chunks = (MAX_ETHERNET_BYTES + usize::from(mtu)).div_ceil(chunk_bytes);
         Self {
             chunk_bytes,
             tx_chunks: self.tx_chunks * chunks,

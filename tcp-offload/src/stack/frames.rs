@@ -1,7 +1,7 @@
 //! Reclaims transmit frames that wait for slow peers when frames are scarce
 //! (`docs/decisions/0009-frames-are-shared-by-thresholds.md`).
 
-use super::{MOST_STARVED, Stack};
+use super::{MAX_STARVED, Stack};
 use crate::{
     link::Link,
     time::{Duration, Instant},
@@ -53,7 +53,7 @@ impl<U: Ulp> Stack<U> {
     #[cold]
     fn retry_some(&mut self, link: &dyn Link) {
         let freed = link.tx_available().saturating_sub(self.free_at_shortage);
-        let _ = (0..freed.clamp(1, MOST_STARVED)).all(|_| self.turns.retry_one());
+        let _ = (0..freed.clamp(1, MAX_STARVED)).all(|_| self.turns.retry_one());
     }
 
     /// Bytes that may still be moved to the heap.

@@ -24,7 +24,7 @@ use crate::{
 /// budget of its own. The budget of a period is drawn at random between a third and two thirds of this number, because
 /// an off-path attacker can measure the rest of a fixed shared budget (CVE-2016-5696, an exploit of RFC 5961 section
 /// 7).
-const MOST_CHALLENGES: u32 = 192;
+const MAX_CHALLENGES: u32 = 192;
 
 /// One half-open connection: 376 bytes with its entries in the two maps.
 #[derive(Debug, Clone, Copy)]
@@ -205,8 +205,8 @@ impl<U: Ulp> Stack<U> {
     fn may_challenge(&mut self, now: Instant) -> bool {
         let period = self.config.tcp.challenge_period;
         let number = now.as_nanos() / (period.as_nanos() as u64).max(1);
-        let extra = self.isn.draw(number, MOST_CHALLENGES / 3);
-        self.half_open.challenges.spend(now, MOST_CHALLENGES / 3 + extra, period)
+        let extra = self.isn.draw(number, MAX_CHALLENGES / 3);
+        self.half_open.challenges.spend(now, MAX_CHALLENGES / 3 + extra, period)
     }
 
     /// Turns a confirmed half-open connection into a connection. When the backlog has no room, the segment is

@@ -78,7 +78,7 @@ use crate::{
 const TURN_SEGMENTS: usize = 32;
 
 /// Upper limit of [`Stack::most_starved`], in connections.
-const MOST_STARVED: usize = 64;
+const MAX_STARVED: usize = 64;
 
 /// Payload bytes that a receive chunk holds at least when the peer sends full segments: Ethernet's 1500 bytes less
 /// headers, or a full chunk of a longer segment.
@@ -482,7 +482,7 @@ impl<U: Ulp> Stack<U> {
     /// Largest number of consecutive connections without room before the turn ends. When frames are too scarce for
     /// data, the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
     fn most_starved(&self, short_of_frames: bool) -> usize {
-        if short_of_frames { self.turns.sends().min(MOST_STARVED) } else { 1 }
+        if short_of_frames { self.turns.sends().min(MAX_STARVED) } else { 1 }
     }
 
     fn transmit_resets(&mut self, link: &mut dyn Link) {

@@ -13,7 +13,7 @@ use crate::{
 
 /// Capacity of the cache in destinations; it contains only paths narrower than the interface. When the cache is full,
 /// the entry with the earliest re-probe time is evicted.
-const MOST_PATHS: usize = 1024;
+const MAX_PATHS: usize = 1024;
 
 /// Shortest time between two passes over the connection table. A peer can change the estimate of its own path with each
 /// ICMP error that it sends.
@@ -41,7 +41,7 @@ impl Paths {
             self.known.remove(&destination);
             return;
         }
-        if self.known.len() >= MOST_PATHS && !self.known.contains_key(&destination) {
+        if self.known.len() >= MAX_PATHS && !self.known.contains_key(&destination) {
             let oldest = self.known.iter().min_by_key(|(_, mtu)| mtu.retry_at()).map(|(ip, _)| *ip);
             oldest.and_then(|ip| self.known.remove(&ip));
         }
@@ -126,7 +126,7 @@ mod tests {
         for n in 0..3000 {
             paths.learn(ip(n), narrow.retried_at(Instant::from_nanos(u64::from(n))));
         }
-        assert_eq!(paths.known.len(), MOST_PATHS);
+        assert_eq!(paths.known.len(), MAX_PATHS);
         assert!(paths.known.contains_key(&ip(2999)) && !paths.known.contains_key(&ip(0)));
         paths.learn(ip(2999), PathMtu::new(1500, false, &PathMtuConfig::default()));
         assert!(!paths.known.contains_key(&ip(2999)), "a plain path is not cached");

@@ -11,7 +11,7 @@ use crate::{
 
 /// Largest number of resets that wait for a transmit frame. Beyond them, segments without a connection are not
 /// answered: RFC 9293 section 3.10.7.1 asks for a reset for each, but the queue must be bounded.
-const MOST_RESETS: usize = 64;
+const MAX_RESETS: usize = 64;
 
 impl<U: Ulp> Stack<U> {
     /// Processes a segment without a connection. Returns the connection that the segment has opened, if any.
@@ -56,7 +56,7 @@ impl<U: Ulp> Stack<U> {
 
     /// Answers a segment by a reset, unless it is one.
     pub(super) fn answer_by_reset(&mut self, segment: &Segment) {
-        if !segment.flags.rst && self.resets.len() < MOST_RESETS {
+        if !segment.flags.rst && self.resets.len() < MAX_RESETS {
             self.resets.push_back(*segment);
         }
     }

@@ -10,7 +10,7 @@ use crate::time::Instant;
 const QUICK_ACKS: u16 = 16;
 
 /// Largest number of ACKs sent by these rules after one was held while the peer was silent.
-const MOST_QUICK_ACKS: u16 = 1024;
+const MAX_QUICK_ACKS: u16 = 1024;
 
 /// Full segments between two of these ACKs (RFC 5681 section 4.2).
 const QUICK_EVERY: usize = 2;
@@ -151,7 +151,7 @@ impl AckPolicy {
         if self.owed == Owed::Held {
             if self.taken_at <= silent_since {
                 self.quick = self.quick.max(self.penalty);
-                self.penalty = (2 * self.penalty).min(MOST_QUICK_ACKS);
+                self.penalty = (2 * self.penalty).min(MAX_QUICK_ACKS);
             } else {
                 self.penalty = 1;
             }

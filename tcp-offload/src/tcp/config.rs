@@ -6,14 +6,14 @@ use super::{PathMtuConfig, timers::TICK};
 use crate::wire::HOP_LIMIT;
 
 /// Largest receive window (RFC 7323 section 2.3).
-const MOST_WINDOW: u32 = 1 << 30;
+const MAX_WINDOW: u32 = 1 << 30;
 
 /// Upper limit of all configured retransmission time-outs and of the allowance for delayed ACKs: one day, so that their
 /// sums cannot overflow.
-const MOST_TIMEOUT: Duration = Duration::from_hours(24);
+const MAX_TIMEOUT: Duration = Duration::from_hours(24);
 
 /// Longest delay of an ACK: less than 0.5 s (RFC 9293 section 3.8.6.3).
-const MOST_ACK_DELAY: Duration = Duration::from_millis(499);
+const MAX_ACK_DELAY: Duration = Duration::from_millis(499);
 
 /// The congestion control of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -218,7 +218,7 @@ impl Tuning {
             keepalive: self.keepalive.map(Keepalive::clamped),
             dscp: self.dscp & 0x3f,
             hop_limit: self.hop_limit.max(1),
-            answer_delay: self.answer_delay.map(|delay| delay.clamp(TICK, MOST_ACK_DELAY)),
+            answer_delay: self.answer_delay.map(|delay| delay.clamp(TICK, MAX_ACK_DELAY)),
             algorithm: self.algorithm,
         }
     }
@@ -230,14 +230,14 @@ impl TcpConfig {
     #[must_use]
     pub fn clamped(self) -> Self {
         let tuning = self.tuning().clamped();
-        let rto_min = self.rto_min.clamp(TICK, MOST_TIMEOUT);
-        let delayed_ack = self.delayed_ack.min(MOST_ACK_DELAY);
+        let rto_min = self.rto_min.clamp(TICK, MAX_TIMEOUT);
+        let delayed_ack = self.delayed_ack.min(MAX_ACK_DELAY);
         let mut clamped = Self {
             initial_window: self.initial_window.max(1),
-            rto_initial: self.rto_initial.clamp(TICK, MOST_TIMEOUT),
+            rto_initial: self.rto_initial.clamp(TICK, MAX_TIMEOUT),
             rto_min,
-            rto_max: self.rto_max.clamp(rto_min, MOST_TIMEOUT),
-            tlp_ack_delay: self.tlp_ack_delay.min(MOST_TIMEOUT),
+            rto_max: self.rto_max.clamp(rto_min, MAX_TIMEOUT),
+            tlp_ack_delay: self.tlp_ack_delay.min(MAX_TIMEOUT),
             delayed_ack,
             ack_hold: self.ack_hold.min(delayed_ack),
             connect_timeout: self.connect_timeout.max(TICK),
@@ -255,8 +255,8 @@ impl TcpConfig {
 
     /// The initial and the largest receive window, in bytes.
     pub(super) fn receive_windows(&self) -> (u32, u32) {
-        let first = self.receive_window.min(MOST_WINDOW);
-        (first, self.receive_window_max.clamp(first, MOST_WINDOW))
+        let first = self.receive_window.min(MAX_WINDOW);
+        (first, self.receive_window_max.clamp(first, MAX_WINDOW))
     }
 
     /// The settings that can be changed while the connection is open.

@@ -31,7 +31,7 @@ const PEER_TIMEOUTS: u32 = 3;
 
 /// Longest TIME-WAIT unless the configuration asks for a longer one: the smallest maximum of a time-out by RFC 6298
 /// section 2.5.
-const MOST_TIME_WAIT: Duration = Duration::from_mins(1);
+const MAX_TIME_WAIT: Duration = Duration::from_mins(1);
 
 /// An error that the connection has survived.
 #[derive(Debug, Clone, Copy)]
@@ -234,7 +234,7 @@ impl Connection {
     pub(super) fn learn_options(&mut self, now: Instant, syn: &Segment) {
         let config = &self.config;
         self.rx = Receiver::new(syn.seq, config);
-        if let Some(shift) = syn.options.window_scale.filter(|s| *s > super::receiver::MOST_SHIFT) {
+        if let Some(shift) = syn.options.window_scale.filter(|s| *s > super::receiver::MAX_SHIFT) {
             // RFC 7323 section 2.3.
             tracing::debug!(shift, peer = %self.path.flow.remote, "window scale above 14, using 14");
         }
@@ -242,7 +242,7 @@ impl Connection {
             .options
             .window_scale
             .filter(|_| config.window_scaling)
-            .map(|shift| shift.min(super::receiver::MOST_SHIFT));
+            .map(|shift| shift.min(super::receiver::MAX_SHIFT));
         if self.snd_shift.is_none() {
             self.rx.without_scaling();
         }
@@ -352,7 +352,7 @@ impl Connection {
     /// its silence so far, determine when it retransmits.
     pub(super) fn wait_for_the_peer(&mut self, now: Instant, fin: Fin) {
         let timeout = self.tx.rtt.base_rto() + fin.silence;
-        let wait = timeout.saturating_mul(PEER_TIMEOUTS).min(MOST_TIME_WAIT).max(self.config.time_wait);
+        let wait = timeout.saturating_mul(PEER_TIMEOUTS).min(MAX_TIME_WAIT).max(self.config.time_wait);
         self.timers.arm(Timer::Wait, now + wait);
     }
 

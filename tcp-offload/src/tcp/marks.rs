@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::{seq::StreamOffset, wire::Ecn};
 
 /// Largest number of changes of the congestion mark that one batch reports exactly; a batch rarely has more.
-const MOST_BOUNDARIES: usize = 64;
+const MAX_BOUNDARIES: usize = 64;
 
 /// An offset of the received data at which congestion marks begin or end (RFC 8257 section 3.2).
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +107,7 @@ impl Marks {
                 if payload_len == 0 || marked == self.echo {
                     return;
                 }
-                if unacknowledged && boundaries.len() < MOST_BOUNDARIES {
+                if unacknowledged && boundaries.len() < MAX_BOUNDARIES {
                     boundaries.push_back(Boundary { next, marked: self.echo });
                 }
                 self.echo = marked;

@@ -120,7 +120,7 @@ impl SentSegment {
 const SPARE_TRANSMISSIONS: usize = 64;
 
 /// Stale transmissions that [`Queue::last_sent_before`] passes over.
-const MOST_STALE: usize = 8;
+const MAX_STALE: usize = 8;
 
 /// A block of the SACK option, as offsets.
 pub(super) type Block = (StreamOffset, StreamOffset);
@@ -407,7 +407,7 @@ impl Queue {
         self.entries.get(index).map(|e| e.end)
     }
 
-    /// The latest time before (`xmit`, `end`) at which an entry in flight was sent. If the last [`MOST_STALE`]
+    /// The latest time before (`xmit`, `end`) at which an entry in flight was sent. If the last [`MAX_STALE`]
     /// transmissions before (`xmit`, `end`) are all stale, it is the time of the earliest of them, which is later
     /// than the right one.
     pub(super) fn last_sent_before(&mut self, xmit: Instant, end: StreamOffset) -> Option<Instant> {
@@ -415,7 +415,7 @@ impl Queue {
         let list = self.transmissions.as_ref()?;
         let count = list.partition_point(|t| t.is_before(xmit, end));
         let mut last = None;
-        for transmission in list.range(..count).rev().take(MOST_STALE) {
+        for transmission in list.range(..count).rev().take(MAX_STALE) {
             steps::add(1);
             last = Some(transmission.sent);
             let at = self.entries.partition_point(|e| e.end < transmission.end);

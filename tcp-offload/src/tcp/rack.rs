@@ -12,7 +12,7 @@ use crate::{
 const REO_WND_PERSIST: u32 = 16;
 
 /// Largest number of doublings of the allowance for delayed ACKs: from 2 to 256 ms, more than the 200 ms of Linux.
-const MOST_DOUBLINGS: u32 = 7;
+const MAX_DOUBLINGS: u32 = 7;
 
 /// Selectively acknowledged segments that prove a loss on a path without observed reordering (RFC 6675 section 2).
 pub(super) const DUP_THRESH: usize = 3;
@@ -152,7 +152,7 @@ impl Tlp {
             ProbeOutcome::Nothing => {}
             ProbeOutcome::Repaired => self.allowance_ns = self.least_ns,
             ProbeOutcome::Late => {
-                let most = self.least_ns.saturating_mul(1 << MOST_DOUBLINGS);
+                let most = self.least_ns.saturating_mul(1 << MAX_DOUBLINGS);
                 self.allowance_ns = self.allowance_ns.saturating_mul(2).min(most);
             }
         }

@@ -15,7 +15,7 @@ use crate::{
 /// Largest number of ranges kept beyond gaps. A slow start that overruns a queue loses every second segment for a round
 /// trip, which can be half of the largest default window: 2900 ranges. A hostile peer that sends every second byte must
 /// not make us keep a list of them: a segment that needs one more range is dropped.
-const MOST_RANGES: usize = 1 << 12;
+const MAX_RANGES: usize = 1 << 12;
 
 /// The receive window grows to this multiple of what arrives in a round trip: slow start doubles that amount each round
 /// trip, and the measurement is one round trip old.
@@ -26,7 +26,7 @@ const GROWTH: u64 = 4;
 const GROWTH_PERIOD: Duration = Duration::from_millis(10);
 
 /// Largest shift count (RFC 7323 section 2.3).
-pub(super) const MOST_SHIFT: u8 = 14;
+pub(super) const MAX_SHIFT: u8 = 14;
 
 /// A range of stream offsets beyond a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,7 +225,7 @@ impl Receiver {
         let offset = base + start as u64;
         let len = (end - start) as usize;
         if offset > base
-            && self.ranges.len() >= MOST_RANGES
+            && self.ranges.len() >= MAX_RANGES
             && !self.touches_a_range(offset, offset + len as u64)
         {
             return Verdict::Crowded;
@@ -427,7 +427,7 @@ impl Receiver {
 
 /// The smallest shift that lets 16 bits express `window` (RFC 7323 section 2.2).
 fn shift_for(window: u32) -> u8 {
-    (0..=MOST_SHIFT).find(|s| u16::try_from(window >> s).is_ok()).unwrap_or(MOST_SHIFT)
+    (0..=MAX_SHIFT).find(|s| u16::try_from(window >> s).is_ok()).unwrap_or(MAX_SHIFT)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ const MIN_HALF_NS: u64 = 5_000_000_000;
 const UNKNOWN: u64 = u64::MAX;
 
 /// Most doublings of the time-out; `rto_max` limits it long before.
-const MOST_BACKOFF: u32 = 16;
+const MAX_BACKOFF: u32 = 16;
 
 /// Round-trip estimates of one connection, in nanoseconds. They are updated with each ACK, where arithmetic on
 /// [`Duration`] would carry between seconds and nanoseconds at each step.
@@ -116,7 +116,7 @@ impl Rtt {
 
     /// Doubles the time-out (RFC 6298 rule 5.5).
     pub(super) fn back_off(&mut self) {
-        self.backoff = (self.backoff + 1).min(MOST_BACKOFF);
+        self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
         self.update_timeout();
     }
 

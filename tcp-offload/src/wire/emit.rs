@@ -12,7 +12,7 @@ use super::{
     Ecn, Flags, Flow, Options, Path, Segment, Timestamps,
     checksum::Sum,
     ip::{PROTOCOL_TCP, pseudo_header},
-    options::{MOST_OPTION_BYTES, TIMESTAMPS_BYTES},
+    options::{MAX_OPTION_BYTES, TIMESTAMPS_BYTES},
 };
 use crate::{
     link::{FrameWriter, Link},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Bytes of the longest header: Ethernet, two tags, IPv6, TCP with all its options.
-pub const MOST_HEADER_BYTES: usize = 14 + 8 + 40 + TCP_HEADER + MOST_OPTION_BYTES;
+pub const MAX_HEADER_BYTES: usize = 14 + 8 + 40 + TCP_HEADER + MAX_OPTION_BYTES;
 
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
@@ -35,7 +35,7 @@ const PLAIN_V4: usize = ETHERNET_HEADER + IPV4_HEADER;
 const PLAIN_V6: usize = ETHERNET_HEADER + IPV6_HEADER;
 
 /// Bytes of the longest prefix: Ethernet, two tags and IPv6.
-const MOST_PREFIX_BYTES: usize = 14 + 8 + 40;
+const MAX_PREFIX_BYTES: usize = 14 + 8 + 40;
 
 /// Default TTL or hop limit of a packet, the recommendation of RFC 1700.
 pub const HOP_LIMIT: u8 = 64;
@@ -51,7 +51,7 @@ pub struct Fields {
     pub flags: Flags,
     /// The window field.
     pub window: u16,
-    /// Options; at most [`MOST_OPTION_BYTES`] when emitted.
+    /// Options; at most [`MAX_OPTION_BYTES`] when emitted.
     pub options: Options,
     /// ECN field of the IP header.
     pub ecn: Ecn,
@@ -72,7 +72,7 @@ pub(crate) struct CoreFields {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Headers {
     /// Ethernet, tags and IP.
-    prefix: [u8; MOST_PREFIX_BYTES],
+    prefix: [u8; MAX_PREFIX_BYTES],
     prefix_len: usize,
     ip: usize,
     v6: bool,
@@ -88,7 +88,7 @@ impl Headers {
     pub fn new(path: &Path) -> Self {
         let flow = path.flow;
         let mut headers = Self {
-            prefix: [0; MOST_PREFIX_BYTES],
+            prefix: [0; MAX_PREFIX_BYTES],
             prefix_len: 0,
             ip: 0,
             v6: flow.local.is_ipv6(),
@@ -274,7 +274,7 @@ impl Headers {
         payload: Option<Sum>,
     ) -> Option<usize> {
         let options = fields.options.wire_len();
-        if options > MOST_OPTION_BYTES {
+        if options > MAX_OPTION_BYTES {
             return None;
         }
         let tcp_len = TCP_HEADER + options;

@@ -12,7 +12,7 @@ const SACK: u8 = 5;
 pub(super) const TIMESTAMPS: u8 = 8;
 
 /// Largest length of the options in a header, in bytes (RFC 9293 section 3.1: data offset 15).
-pub const MOST_OPTION_BYTES: usize = 40;
+pub const MAX_OPTION_BYTES: usize = 40;
 
 /// Bytes of the timestamps option with its padding.
 pub const TIMESTAMPS_BYTES: usize = 12;
@@ -96,7 +96,7 @@ impl Options {
 
     /// Writes the options to the front of `out`, each aligned to 4 bytes by no-operations before it; SACK-permitted
     /// takes the place of the timestamps' padding. Returns their length, or `None` when they do not fit `out`. More
-    /// than [`MOST_OPTION_BYTES`] do not fit a header.
+    /// than [`MAX_OPTION_BYTES`] do not fit a header.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
         let mut words = out.as_chunks_mut::<4>().0.iter_mut();
         let mut put = |word: [u8; 4]| words.next().map(|w| *w = word);

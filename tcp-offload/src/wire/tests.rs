@@ -64,7 +64,7 @@ fn fields() -> Fields {
 }
 
 fn frame(path: &Path, fields: &Fields, payload: &[u8]) -> Vec<u8> {
-    let mut out = vec![0; MOST_HEADER_BYTES + payload.len()];
+    let mut out = vec![0; MAX_HEADER_BYTES + payload.len()];
     let len = Headers::new(path).emit(&mut out, fields, payload.len(), Sum::of(payload)).expect("room");
     out.truncate(len);
     out.extend_from_slice(payload);
@@ -687,7 +687,7 @@ fn rfc2018_s3_an_empty_sack_option_replaces_an_earlier_one() {
 #[test]
 fn rfc9293_s3_9_1_9_and_s3_9_2_dscp_and_hop_limit_are_emitted() {
     let emit = |v6| {
-        let mut bytes = [0; MOST_HEADER_BYTES];
+        let mut bytes = [0; MAX_HEADER_BYTES];
         let headers = Headers::new(&path(v6, VlanTags::default())).with_service(0b10_1110, 7);
         headers.emit(&mut bytes, &fields(), 0, Sum::default()).expect("room");
         bytes

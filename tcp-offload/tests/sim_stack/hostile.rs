@@ -46,7 +46,7 @@ const DOWNLOAD: u64 = 300;
 const MUCH: u64 = 1000;
 
 /// Largest number of turns at the same virtual time: more mean that a timer or a queue spins.
-const MOST_TURNS: u32 = 500;
+const MAX_TURNS: u32 = 500;
 
 fn host_ip(number: u8) -> [u8; 4] {
     [10, 1, 0, number]
@@ -263,7 +263,7 @@ impl Host {
     fn check(&mut self, now: Instant, before: usize, looks: u64) {
         let turns = if self.turns.0 == now { self.turns.1 + 1 } else { 0 };
         self.turns = (now, turns);
-        assert!(turns < MOST_TURNS, "{turns} turns at {now:?}");
+        assert!(turns < MAX_TURNS, "{turns} turns at {now:?}");
         let sizes = self.stack.table_sizes();
         let connections = sizes.connections;
         let most = connections.max(before);

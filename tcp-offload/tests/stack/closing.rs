@@ -10,7 +10,7 @@ use xwarp_tcp::{
     tcp::{Keepalive, TcpConfig},
     ulp::{CloseReason, ConnId},
     wire::{
-        Fields, Flags, Flow, Headers, Inbound, MOST_HEADER_BYTES, Options, Segment, Sum, Timestamps, parse,
+        Fields, Flags, Flow, Headers, Inbound, MAX_HEADER_BYTES, Options, Segment, Sum, Timestamps, parse,
     },
 };
 
@@ -80,7 +80,7 @@ fn arrived(link: &mut SimLink) -> Vec<(RxFrame, Segment)> {
 
 /// Injects a frame with `payload` on `flow`, to the client or the server.
 fn inject(link: &mut SimLink, flow: Flow, fields: &Fields, payload: &[u8]) {
-    let mut frame = vec![0; MOST_HEADER_BYTES];
+    let mut frame = vec![0; MAX_HEADER_BYTES];
     let mut path = path(flow.local, flow.remote);
     if flow.local.port() == PORT {
         (path.source_mac, path.next_hop_mac) = (path.next_hop_mac, path.source_mac);

@@ -6,7 +6,7 @@ use xwarp_tcp::{
     seq::SeqNum,
     sim::{SimLink, path},
     tcp::TcpConfig,
-    wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Mac, Options, Path, Sum},
+    wire::{Fields, Flags, Headers, MAX_HEADER_BYTES, Mac, Options, Path, Sum},
 };
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 pub fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
     let source = Ipv4Addr::from(0x0a09_0000 + host);
     let path = Path { source_mac: Mac([2, 0, 0, 0, 0, 9]), ..path((source, port), ([10, 1, 1, 1], PORT)) };
-    let mut frame = [0; MOST_HEADER_BYTES];
+    let mut frame = [0; MAX_HEADER_BYTES];
     let len = Headers::new(&path).emit(&mut frame, fields, 0, Sum::default()).unwrap();
     link.inject(&frame[..len]);
 }

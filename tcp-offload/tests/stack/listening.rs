@@ -11,7 +11,7 @@ use xwarp_tcp::{
     stack::{ConnectError, ConnectParams, ListenError},
     tcp::TcpConfig,
     time::Instant,
-    wire::{Headers, MOST_HEADER_BYTES, Sum},
+    wire::{Headers, MAX_HEADER_BYTES, Sum},
 };
 
 use crate::{
@@ -151,7 +151,7 @@ fn rfc9293_s3_9_2_a_reset_without_a_connection_has_the_configured_dscp_and_hop_l
     let tcp = TcpConfig { dscp: 0b10_1110, hop_limit: 7, ..TcpConfig::default() };
     let mut lab = Lab::new(tcp, 8);
     let nobody = path(([10, 1, 0, 1], 10_000), ([10, 1, 1, 1], PORT + 1));
-    let mut frame = [0; MOST_HEADER_BYTES];
+    let mut frame = [0; MAX_HEADER_BYTES];
     let len = Headers::new(&nobody).emit(&mut frame, &syn(7), 0, Sum::default()).unwrap();
     lab.client.link.inject(&frame[..len]);
     for _ in 0..2 {

@@ -13,11 +13,11 @@ const FULL_TABLES: usize = 1024;
 
 /// Largest heap use of an idle connection at one end when the tables are full, in bytes: its slot, its share of the
 /// tables, and the bookkeeping of this test. 2873 when the limit was set.
-const MOST_BYTES_FULL: i64 = 3072;
+const MAX_BYTES_FULL: i64 = 3072;
 
 /// Largest heap use of a connection at one end, in bytes. This includes its MPA session, its entries in all tables,
 /// which grow by doubling, and the bookkeeping of the simulator and this test.
-const MOST_BYTES: i64 = 5120;
+const MAX_BYTES: i64 = 5120;
 
 /// Minutes for which the connections are idle.
 const MINUTES: u32 = 2;
@@ -38,7 +38,7 @@ fn ten_thousand_idle_connections_cost_memory_and_one_probe_every_15_seconds() {
     assert_eq!(lab.server.upper.established.len(), CONNECTIONS);
     let each = measured.bytes_current / (2 * CONNECTIONS as i64);
     println!("{each} bytes for a connection");
-    assert!(each < MOST_BYTES, "{each} bytes for a connection");
+    assert!(each < MAX_BYTES, "{each} bytes for a connection");
     // The only cost is keepalive: the client probes every 15 s, and the server answers.
     let numbers = |lab: &Lab| {
         [&lab.client, &lab.server].map(|end| {
@@ -98,7 +98,7 @@ fn an_idle_connection_uses_at_most_three_kib() {
     assert_eq!((lab.client.stack.connections(), lab.server.stack.connections()), (FULL_TABLES, FULL_TABLES));
     assert_eq!(lab.server.upper.established.len(), FULL_TABLES);
     let each = measured.bytes_current / (2 * FULL_TABLES as i64);
-    assert!(each <= MOST_BYTES_FULL, "{each} bytes for a connection");
+    assert!(each <= MAX_BYTES_FULL, "{each} bytes for a connection");
 }
 
 /// RFC 9293 section 3.8.6: an advertised window must not be taken back.

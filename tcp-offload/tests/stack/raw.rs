@@ -8,9 +8,7 @@ use xwarp_tcp::{
     seq::SeqNum,
     sim::{Faults, Node, SimLink, path},
     time::Instant,
-    wire::{
-        self, Fields, Flags, Flow, Headers, Inbound, MOST_HEADER_BYTES, Mac, Options, Path, Segment, Sum,
-    },
+    wire::{self, Fields, Flags, Flow, Headers, Inbound, MAX_HEADER_BYTES, Mac, Options, Path, Segment, Sum},
 };
 
 use crate::support::{Lab, PORT};
@@ -63,7 +61,7 @@ impl RawPeer {
 
     /// Sends one segment.
     pub fn send(&self, lab: &mut Lab, fields: &Fields, payload: &[u8]) {
-        let mut frame = [0; MOST_HEADER_BYTES];
+        let mut frame = [0; MAX_HEADER_BYTES];
         let headers = Headers::new(&self.path);
         let len = headers.emit(&mut frame, fields, payload.len(), Sum::of(payload)).unwrap();
         lab.stranger.inject(&[&frame[..len], payload].concat());

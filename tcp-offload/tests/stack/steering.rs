@@ -13,7 +13,7 @@ use xwarp_tcp::{
     sim::{SimLink, path},
     stack::{ConnectError, ConnectParams},
     tcp::TcpConfig,
-    wire::{Fields, Flags, Flow, Headers, MOST_HEADER_BYTES, Sum},
+    wire::{Fields, Flags, Flow, Headers, MAX_HEADER_BYTES, Sum},
 };
 
 use crate::{flood::syn, raw::RawPeer, support::Lab};
@@ -32,7 +32,7 @@ fn rfc4291_s2_5_5_2_packets_of_mapped_addresses_are_dropped() {
         (mapped(victim.local), "[fd00::1]:4791".parse().unwrap()),
         ("[fd00::2]:10001".parse().unwrap(), mapped(victim.remote)),
     ] {
-        let mut frame = [0; MOST_HEADER_BYTES];
+        let mut frame = [0; MAX_HEADER_BYTES];
         let len = Headers::new(&path(local, remote)).emit(&mut frame, &syn(7), 0, Sum::default()).unwrap();
         lab.stranger.inject(&frame[..len]);
     }

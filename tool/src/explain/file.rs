@@ -1,5 +1,5 @@
 //! Reads the packets of pcap and pcapng files, also compressed by gzip, also from a pipe. It reads one packet at a time, and
-//! holds at most [`MOST_BLOCK_BYTES`] and a table of [`MOST_INTERFACES`] entries, whatever the file contains.
+//! holds at most [`MAX_BLOCK_BYTES`] and a table of [`MAX_INTERFACES`] entries, whatever the file contains.
 
 use std::{
     io::{self, Chain, Cursor, Read},
@@ -12,9 +12,9 @@ pub use super::link_type::LinkType;
 use super::tally::Tally;
 
 /// Largest length of a pcapng block or a pcap packet, in bytes. The longest frame has 65535 bytes and a few headers.
-const MOST_BLOCK_BYTES: usize = 1 << 20;
+const MAX_BLOCK_BYTES: usize = 1 << 20;
 /// Largest number of interfaces of a pcapng section.
-const MOST_INTERFACES: usize = 4096;
+const MAX_INTERFACES: usize = 4096;
 
 /// Block types of pcapng: `draft-ietf-opsawg-pcapng`, section 11.1.
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -311,7 +311,7 @@ impl<R: Read> CaptureFile<R> {
         let (Some(link), Some(snap_length)) = (link, u32_at(body, 4, big_endian)) else {
             return Err(damaged);
         };
-        if interfaces.len() == MOST_INTERFACES {
+        if interfaces.len() == MAX_INTERFACES {
             return Err(damaged);
         }
         let (mut ticks, mut offset) = (Ticks::Decimal(6), 0);
@@ -378,7 +378,7 @@ impl<R: Read> CaptureFile<R> {
 
     /// Replaces the buffer's bytes from `at` on by the next `len` bytes of the file.
     fn fill_rest(&mut self, at: usize, len: usize) -> Result<(), FileError> {
-        if len > MOST_BLOCK_BYTES {
+        if len > MAX_BLOCK_BYTES {
             return Err(self.damaged());
         }
         self.buffer.truncate(at);

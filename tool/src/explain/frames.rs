@@ -8,7 +8,7 @@ use super::file::{LinkType, Packet};
 const ETHERNET_BYTES: usize = 14;
 const TAG_BYTES: usize = 4;
 /// Largest number of VLAN tags of a frame that are shown.
-const MOST_TAGS: usize = 2;
+const MAX_TAGS: usize = 2;
 
 /// Describes a packet in several lines.
 pub fn describe(packet: &Packet<'_>) -> String {
@@ -34,7 +34,7 @@ fn ip(bytes: &[u8]) -> String {
 fn ethernet(bytes: &[u8]) -> String {
     let mut frame = bytes.to_vec();
     let mut text = String::new();
-    for _ in 0..MOST_TAGS {
+    for _ in 0..MAX_TAGS {
         let Some(&[kind_high, kind_low, tag_high, tag_low]) =
             frame.get(12..).and_then(<[u8]>::first_chunk::<TAG_BYTES>)
         else {

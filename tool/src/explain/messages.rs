@@ -13,7 +13,7 @@ use xwarp_tcp::ulp::Ulpdu;
 use super::event::{Event, Message, count};
 
 /// Number of messages that are kept for a Terminate of the peer.
-const MOST_REMEMBERED: usize = 64;
+const MAX_REMEMBERED: usize = 64;
 /// Bytes of a ULPDU that are examined: the longest header and the longest Terminate or Atomic Request after it.
 const LOOKED_AT: usize = 128;
 
@@ -115,7 +115,7 @@ impl Messages {
     fn finish(&mut self, open: Open, emit: &mut dyn FnMut(Event)) {
         let Open { message, frame, .. } = open;
         self.count(message.kind, message.bytes);
-        if self.recent.len() == MOST_REMEMBERED {
+        if self.recent.len() == MAX_REMEMBERED {
             self.recent.pop_front();
         }
         let Message { kind: name, bytes, queue, target, .. } = message;
@@ -167,7 +167,7 @@ impl Messages {
         }
         let kind = Control::parse(header.control(), Versions::default());
         let name = kind.map_or("message", |control| name(control.message));
-        format!("a {name} that is not among the last {MOST_REMEMBERED} messages, at {}", place(header))
+        format!("a {name} that is not among the last {MAX_REMEMBERED} messages, at {}", place(header))
     }
 }
 

@@ -1,5 +1,5 @@
 //! `xwarp explain`: explains a capture. [`Explainer`] reads packet by packet, keeps the state of each connection within
-//! [`MOST_CONNECTIONS`] and [`MOST_HELD`], and prints events as they occur and summaries at the end.
+//! [`MAX_CONNECTIONS`] and [`MAX_HELD`], and prints events as they occur and summaries at the end.
 //!
 //! | module | owns |
 //! |---|---|
@@ -49,9 +49,9 @@ use self::{
 pub use file::FileError;
 
 /// Largest number of connections that are tracked.
-const MOST_CONNECTIONS: usize = 4096;
+const MAX_CONNECTIONS: usize = 4096;
 /// Largest number of bytes in segments that wait for earlier ones, of all connections together.
-const MOST_HELD: usize = 32 << 20;
+const MAX_HELD: usize = 32 << 20;
 /// Columns of an end's name.
 const LINE_FIELD: usize = 6;
 
@@ -91,7 +91,7 @@ pub fn explain(input: impl Read, options: Options, out: &mut dyn Write) -> io::R
     explainer.finish(packets.file().skipped(), packets.misplaced())?;
     Ok(match not_followed {
         0 => result,
-        frames => result.and(Err(FileError::NotFollowed(frames, MOST_CONNECTIONS))),
+        frames => result.and(Err(FileError::NotFollowed(frames, MAX_CONNECTIONS))),
     })
 }
 
@@ -194,7 +194,7 @@ impl<'w> Explainer<'w> {
         let index = known.filter(|index| !self.connections[*index].is_succeeded_by(segment));
         let index = match index {
             Some(index) => index,
-            None if self.connections.len() == MOST_CONNECTIONS => {
+            None if self.connections.len() == MAX_CONNECTIONS => {
                 self.not_followed += 1;
                 return Ok(());
             }
@@ -206,7 +206,7 @@ impl<'w> Explainer<'w> {
         };
         let mut events = Events::new();
         let connection = &mut self.connections[index];
-        connection.read(segment, (self.frame, time), &mut self.held, MOST_HELD, &mut events);
+        connection.read(segment, (self.frame, time), &mut self.held, MAX_HELD, &mut events);
         for (from, event) in events {
             self.print_event(index, from, &event, time)?;
         }

@@ -13,15 +13,15 @@ use super::{
 };
 
 /// Number of segments at whose start FPDUs of unknown form are searched.
-const MOST_TRIES: u32 = 64;
+const MAX_TRIES: u32 = 64;
 /// Distances of markers from the start of a segment: multiples of 4 below 512 (RFC 5044 section 4.3).
 const MARKER_PHASES: std::ops::Range<u64> = 0..128;
 /// Bytes of a start-up frame without private data, of the IRD and ORD in it, and of the longest (RFC 5044 section 7.1.1, RFC 6581).
 const START_UP_BYTES: usize = 20;
 const ENHANCED_BYTES: usize = 4;
-const MOST_START_UP_BYTES: usize = START_UP_BYTES + 512;
+const MAX_START_UP_BYTES: usize = START_UP_BYTES + 512;
 /// Bytes kept while a start-up frame or an FPDU is incomplete. The longest FPDU has 65535 bytes, and 516 of markers.
-const MOST_BYTES: usize = 1 << 17;
+const MAX_BYTES: usize = 1 << 17;
 
 /// The events of both directions, with the direction.
 pub type Events = Vec<(usize, Event)>;
@@ -122,7 +122,7 @@ impl Mpa {
             Piece::Missing(_, to) | Piece::Cut(_, to) => self.skip(direction, to, frame, out),
         }
         if let Some(this) = self.directions.get_mut(direction)
-            && this.buffer.len() > MOST_BYTES
+            && this.buffer.len() > MAX_BYTES
         {
             this.buffer.clear();
             this.phase = ReadingState::Ignored;
@@ -225,7 +225,7 @@ impl Mpa {
                         this.phase = ReadingState::Fpdus(fpdus);
                         self.read_fpdus(direction, frame, out);
                     }
-                    None if known.is_none() && tries == MOST_TRIES => this.phase = ReadingState::Ignored,
+                    None if known.is_none() && tries == MAX_TRIES => this.phase = ReadingState::Ignored,
                     None => this.phase = ReadingState::Search { known, tries: tries + 1 },
                 }
             }
@@ -350,7 +350,7 @@ impl Mpa {
 fn cut_start_up(bytes: &[u8]) -> Option<usize> {
     let length = *bytes.get(START_UP_BYTES - 2..)?.first_chunk()?;
     let len = START_UP_BYTES + usize::from(u16::from_be_bytes(length));
-    (bytes.len() >= START_UP_BYTES + ENHANCED_BYTES && bytes.len() < len && len <= MOST_START_UP_BYTES)
+    (bytes.len() >= START_UP_BYTES + ENHANCED_BYTES && bytes.len() < len && len <= MAX_START_UP_BYTES)
         .then_some(len)
 }
 

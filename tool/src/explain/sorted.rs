@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, io::Read, time::Duration};
 use super::file::{CaptureFile, FileError, Packet};
 
 /// Packets of the window, and the bytes in them.
-const MOST_WAITING: usize = 4096;
-const MOST_WAITING_BYTES: usize = 16 << 20;
+const MAX_WAITING: usize = 4096;
+const MAX_WAITING_BYTES: usize = 16 << 20;
 
 /// Reads packets in the order of their times.
 pub struct SortedPackets<R> {
@@ -43,7 +43,7 @@ impl<R: Read> SortedPackets<R> {
     pub fn new(file: CaptureFile<R>, live: bool) -> Self {
         Self {
             file,
-            window: if live { 0 } else { MOST_WAITING },
+            window: if live { 0 } else { MAX_WAITING },
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
             end: None,
@@ -67,7 +67,7 @@ impl<R: Read> SortedPackets<R> {
     pub fn next_packet(&mut self) -> Result<Option<OwnedPacket>, FileError> {
         while self.end.is_none()
             && self.waiting.len() <= self.window
-            && self.waiting_bytes <= MOST_WAITING_BYTES
+            && self.waiting_bytes <= MAX_WAITING_BYTES
         {
             self.read_packet();
         }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 /// Largest number of names; the rest is counted together.
-const MOST_NAMES: usize = 64;
+const MAX_NAMES: usize = 64;
 
-/// Counts by name, at most [`MOST_NAMES`] and one for the rest.
+/// Counts by name, at most [`MAX_NAMES`] and one for the rest.
 #[derive(Debug, Default, Serialize)]
 #[serde(transparent)]
 pub struct Tally {
@@ -17,7 +17,7 @@ pub struct Tally {
 impl Tally {
     /// Counts one of this name.
     pub fn add(&mut self, name: String) {
-        let full = self.counts.len() >= MOST_NAMES && !self.counts.contains_key(&name);
+        let full = self.counts.len() >= MAX_NAMES && !self.counts.contains_key(&name);
         let name = if full { "of further kinds".to_owned() } else { name };
         *self.counts.entry(name).or_default() += 1;
     }
@@ -43,7 +43,7 @@ mod tests {
         for number in 0..1000 {
             tally.add(number.to_string());
         }
-        assert_eq!(tally.iter().count(), MOST_NAMES + 1);
+        assert_eq!(tally.iter().count(), MAX_NAMES + 1);
         assert_eq!(tally.iter().find(|(name, _)| *name == "of further kinds").map(|(_, n)| n), Some(936));
     }
 }

@@ -12,7 +12,7 @@ use super::progress::bell_queue::BellQueue;
 use crate::system::lock;
 
 /// Capacity of the queue for an application that does not read its events. Beyond it, the oldest event is dropped.
-const MOST_EVENTS: usize = 1024;
+const MAX_EVENTS: usize = 1024;
 
 /// The device's side of [`AsyncEvents`].
 pub(crate) struct AsyncQueue {
@@ -36,10 +36,10 @@ impl AsyncQueue {
         tracing::debug!(?event, "asynchronous event");
         lock(&self.further).retain(|reader| {
             let Some(queue) = reader.queue.upgrade() else { return false };
-            queue.push_if(MOST_EVENTS, || (reader.wants)(&event).then(|| event.clone()));
+            queue.push_if(MAX_EVENTS, || (reader.wants)(&event).then(|| event.clone()));
             true
         });
-        if let Some(lost) = self.first.push(event, MOST_EVENTS) {
+        if let Some(lost) = self.first.push(event, MAX_EVENTS) {
             tracing::debug!(?lost, "nobody reads the asynchronous events");
         }
     }

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use xwarp_rnic::{
     engine::{Engine, EngineConfig},
-    rnic::{Limits, MOST_ENGINES, ResourceError},
+    rnic::{Limits, MAX_ENGINES, ResourceError},
 };
 use xwarp_tcp::{framing::FramingConfig, mpa::MpaConfig, tcp::TcpConfig};
 
@@ -168,7 +168,7 @@ impl Device {
         let observe = options.observe || observe::is_asked_for();
         let none = || io::Error::new(io::ErrorKind::InvalidInput, "a device has 1 to 64 engines");
         let attributes =
-            parts.first().filter(|_| parts.len() <= MOST_ENGINES.into()).ok_or_else(none)?.attributes();
+            parts.first().filter(|_| parts.len() <= MAX_ENGINES.into()).ok_or_else(none)?.attributes();
         tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, engines = parts.len(), mtu = attributes.mtu, "device opened");
         let recording = recording(&attributes.name, options.capture.clone(), observe)?;
         let common = Arc::new(Common::new(options.limits.clone())?);

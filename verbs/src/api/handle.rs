@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Threads that wait for neighbours at the same time; more resolutions are refused.
-const MOST_RESOLVERS: usize = 64;
+const MAX_RESOLVERS: usize = 64;
 /// Longest wait between two checks while a closing device waits for its connections.
 const FAREWELL_WAIT: Duration = Duration::from_millis(5);
 
@@ -392,7 +392,7 @@ impl Device {
     ) -> io::Result<()> {
         let mut running = lock(&self.0.resolvers);
         running.retain(|thread| !thread.is_finished());
-        if running.len() >= MOST_RESOLVERS {
+        if running.len() >= MAX_RESOLVERS {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many addresses are being resolved"));
         }
         let engine = Arc::clone(engine);

@@ -36,11 +36,11 @@ use crate::{
 /// Longest time that a client may take to write its line, or to read a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest line of a client.
-const MOST_LINE_BYTES: u64 = 64;
+const MAX_LINE_BYTES: u64 = 64;
 /// Queue pairs that are read under one hold of the engine's lock.
 const QPS_PER_LOCK: usize = 64;
 /// Pieces of a capture that wait for its client, each at most the tap's buffer: 16 MiB.
-const MOST_PIECES: usize = 64;
+const MAX_PIECES: usize = 64;
 /// Longest time that a recorded frame waits for the next one before it is sent to the client.
 const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
@@ -197,7 +197,7 @@ impl Service {
         client.set_read_timeout(Some(PATIENCE))?;
         client.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
-        BufReader::new((&client).take(MOST_LINE_BYTES)).read_line(&mut line)?;
+        BufReader::new((&client).take(MAX_LINE_BYTES)).read_line(&mut line)?;
         match line.trim_end() {
             "stat" => client.write_all(self.describe().as_bytes()),
             "capture" => self.capture(client),
@@ -244,7 +244,7 @@ impl Service {
         if self.capture.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return client.write_all(b"another capture is running\n");
         }
-        let (sender, pieces) = mpsc::sync_channel(MOST_PIECES);
+        let (sender, pieces) = mpsc::sync_channel(MAX_PIECES);
         if let Err(error) = self.recording.start_live(Box::new(Pieces(sender))) {
             return writeln!(client, "{error}");
         }

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const BATCH: usize = 64;
 
 /// The largest frame: an IP packet of 65535 bytes and its Ethernet header.
-const MOST_FRAME_BYTES: usize = 65_535 + 14;
+const MAX_FRAME_BYTES: usize = 65_535 + 14;
 
 /// Delay of frames beyond the time given by the model, caused by the machine.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ impl Bridge {
 
     /// Forwards frames until `stop` is set. With `spin`, it never sleeps.
     pub fn run(&mut self, stop: &AtomicBool, spin: bool) -> Result<()> {
-        let mut buffer = vec![0; MOST_FRAME_BYTES];
+        let mut buffer = vec![0; MAX_FRAME_BYTES];
         while !stop.load(Ordering::Relaxed) {
             let mut moved = false;
             for side in 0..2 {

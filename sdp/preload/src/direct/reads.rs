@@ -24,7 +24,7 @@ use crate::{
 /// polls without success. The upper bound is longer than a round trip between two sleeping programs, so that both begin
 /// to poll.
 const LEAST_POLLING: Duration = Duration::from_micros(50);
-const MOST_POLLING: Duration = Duration::from_micros(250);
+const MAX_POLLING: Duration = Duration::from_micros(250);
 /// Number of consecutive reads without data after which a non-blocking program counts as polling.
 const POLLS: u32 = 3;
 
@@ -85,9 +85,9 @@ fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Rea
     }
     let begin = Instant::now();
     let waited = Duration::from_nanos(direct.waited_ns.load(Ordering::Relaxed));
-    if waited < MOST_POLLING {
+    if waited < MAX_POLLING {
         direct.polling.store(true, Ordering::Relaxed);
-        let limit = (2 * waited).clamp(LEAST_POLLING, MOST_POLLING);
+        let limit = (2 * waited).clamp(LEAST_POLLING, MAX_POLLING);
         let outcome = joined.stream.try_read_for(first, limit);
         if !is_empty(&outcome) {
             direct.waited_since(begin);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{MOST_FIRST_BYTES, MOST_STARTUP_BYTES, Session, SessionPhase};
+use super::{MAX_FIRST_BYTES, MAX_STARTUP_BYTES, Session, SessionPhase};
 use crate::{
     framing::{Answer, Full, StartUp, receiver::Upper},
     link::{FrameWriter, Link},
@@ -43,9 +43,9 @@ impl<S> Opening<S> {
     }
 
     /// Appends bytes to those that precede the first frame. Sent bytes are dropped when no other bytes wait, or when they
-    /// reach [`MOST_STARTUP_BYTES`], so that the buffer does not grow while the peer never takes all bytes.
+    /// reach [`MAX_STARTUP_BYTES`], so that the buffer does not grow while the peer never takes all bytes.
     pub(super) fn queue(&mut self, bytes: &[u8]) {
-        if self.sent == self.bytes.len() || self.sent >= MOST_STARTUP_BYTES {
+        if self.sent == self.bytes.len() || self.sent >= MAX_STARTUP_BYTES {
             self.offset += self.sent as u64;
             self.bytes.drain(..self.sent);
             self.sent = 0;
@@ -90,7 +90,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         path: &Path,
         link: &mut dyn Link,
     ) {
-        let mut bytes = [0; MOST_FIRST_BYTES];
+        let mut bytes = [0; MAX_FIRST_BYTES];
         let len = self.receiver.peek(link, &mut bytes);
         let bytes = bytes.get(..len).unwrap_or_default();
         let Some(opening) = &mut self.opening else { return };

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::{MOST_STARTUP_BYTES, Session, SessionPhase, StartUp, Upper};
+use super::{MAX_STARTUP_BYTES, Session, SessionPhase, StartUp, Upper};
 use crate::{
     framing::SetupError,
     link::Link,
@@ -93,7 +93,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         let (SessionPhase::Streaming(_), Some(opening)) = (&self.phase, &mut self.opening) else {
             return Err(SetupError::NotStreaming);
         };
-        let room = MOST_STARTUP_BYTES.saturating_sub(opening.unsent().len());
+        let room = MAX_STARTUP_BYTES.saturating_sub(opening.unsent().len());
         let taken = bytes.get(..room).unwrap_or(bytes);
         opening.queue(taken);
         Ok(taken.len())

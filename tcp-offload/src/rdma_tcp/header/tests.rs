@@ -94,7 +94,7 @@ fn vectors() -> Vec<(Vec<u8>, SegmentHeader, &'static [u8])> {
 
 /// Header, control data, payload, pad and CRC.
 fn segment(header: &SegmentHeader, payload: &[u8]) -> Vec<u8> {
-    let mut head = [0; HEADER_MOST_BYTES];
+    let mut head = [0; HEADER_MAX_BYTES];
     let len = header.emit(ID, payload.len(), &mut head);
     let mut bytes = [&head[..len], payload].concat();
     bytes.resize(bytes.len().next_multiple_of(4), 0);

@@ -6,7 +6,7 @@ use crate::{
     seq::StreamOffset,
     tcp::{Connection, queue::Payload, sender::After},
     time::Instant,
-    wire::{Flags, MOST_HEADER_BYTES, Options},
+    wire::{Flags, MAX_HEADER_BYTES, Options},
 };
 
 impl Connection {
@@ -107,7 +107,7 @@ impl Connection {
         let left_checksum = self.headers.left_checksum(turn.link);
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
         let (len, sum) = (entry.bytes() as usize, left_checksum.is_none().then_some(entry.payload_sum));
-        let mut head = [0; MOST_HEADER_BYTES];
+        let mut head = [0; MAX_HEADER_BYTES];
         let written = self.headers.emit(&mut head, &fields, len, sum).unwrap_or(0);
         let head = head.get(..written).unwrap_or_default();
         let sent = match &mut entry.payload {

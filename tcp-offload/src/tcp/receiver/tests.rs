@@ -102,11 +102,11 @@ fn rfc7323_s2_4_rounding_down_is_honoured() {
 fn the_number_of_ranges_beyond_gaps_is_limited() {
     let mut rx = with_window(1 << 20);
     rx.advertise(true);
-    for i in 0..MOST_RANGES as u64 {
+    for i in 0..MAX_RANGES as u64 {
         assert!(matches!(rx.judge(&segment(100 * i as i64 + 50, 50, false)), Verdict::Payload(_)));
         rx.add(100 * i + 50, 50);
     }
-    let behind = 100 * MOST_RANGES as i64 + 50;
+    let behind = 100 * MAX_RANGES as i64 + 50;
     assert_eq!(rx.judge(&segment(behind, 50, false)), Verdict::Crowded);
     assert!(
         matches!(rx.judge(&segment(behind - 50, 50, false)), Verdict::Payload(_)),

@@ -11,7 +11,7 @@ use crate::{
     time::Instant,
     ulp::CloseReason,
     wire::{
-        Ecn, Fields, Flags, Headers, Inbound, MOST_HEADER_BYTES, Options, Path, SackBlock, Segment, Sum,
+        Ecn, Fields, Flags, Headers, Inbound, MAX_HEADER_BYTES, Options, Path, SackBlock, Segment, Sum,
         Timestamps, parse,
     },
 };
@@ -267,7 +267,7 @@ pub(crate) fn offset(segment: &Segment) -> i32 {
 
 fn send(link: &mut SimLink, headers: &Headers, fields: &Fields, payload: usize, offset: i64) {
     let payload: Vec<u8> = (0..payload as i64).map(|i| pattern((offset + i) as u64)).collect();
-    let mut frame = vec![0; MOST_HEADER_BYTES];
+    let mut frame = vec![0; MAX_HEADER_BYTES];
     let len = headers.emit(&mut frame, fields, payload.len(), Sum::of(&payload)).expect("room");
     frame.truncate(len);
     frame.extend(payload);

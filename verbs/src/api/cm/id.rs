@@ -36,7 +36,7 @@ use crate::{
 const RESOLVE_SLICE: Duration = Duration::from_millis(50);
 /// Most ports that are drawn for one connection. With 16 engines, 16 are drawn on average, and more than this once in fifteen million
 /// connections.
-const MOST_DRAWS: usize = 256;
+const MAX_DRAWS: usize = 256;
 
 /// An identifier of the connection manager (`rdma_cm_id`).
 ///
@@ -329,13 +329,13 @@ impl CmId {
     }
 
     /// Reserves a port with which the peer's frames arrive on a queue of the identifier's engine, as far as that is known. If
-    /// none of [`MOST_DRAWS`] is one, the frames are handed over.
+    /// none of [`MAX_DRAWS`] is one, the frames are handed over.
     fn reserve_arriving(&self, source: IpAddr, peer: SocketAddr) -> Result<LocalPort, CmError> {
         // The others stay reserved meanwhile, so that none is drawn twice.
         let mut drawn = Vec::new();
         loop {
             let port = LocalPort::new(source, peer, self.reserve(SocketAddr::new(source, 0))?);
-            if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver().arrives_here(&port.flow) {
+            if drawn.len() + 1 >= MAX_DRAWS || self.home().resolver().arrives_here(&port.flow) {
                 return Ok(port);
             }
             drawn.push(port);

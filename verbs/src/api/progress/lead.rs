@@ -31,7 +31,7 @@ use crate::{
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
 /// Turns of a waiting application between two checks for the end of its wait.
-const MOST_LEAD_TURNS: usize = 4;
+const MAX_LEAD_TURNS: usize = 4;
 /// Shortest time after which a sleeping caller runs the engine for a deadline. Most deadlines are those of acknowledgements
 /// that the application's answer has carried.
 const DEADLINE_WAIT: Duration = Duration::from_millis(4);
@@ -286,7 +286,7 @@ fn run(shared: &SharedEngine, for_event: bool, polls: bool) -> bool {
         _ = shared.sleeper().take_frames_left();
         shared.turn(shared.lock())
     } else if shared.turn(shared.lock()) {
-        (0..MOST_LEAD_TURNS).all(|_| shared.turn(shared.lock()))
+        (0..MAX_LEAD_TURNS).all(|_| shared.turn(shared.lock()))
     } else {
         // The event was not a frame.
         shared.progress();

@@ -47,11 +47,11 @@ pub(super) const STARVED_WAIT: Duration = Duration::from_micros(100);
 const CHANGE_EVERY: Duration = Duration::from_millis(20);
 /// Largest number of next hops that are looked up at a time, with two or three netlink requests each under the
 /// engine's lock.
-const MOST_LOOKUPS: usize = 8;
+const MAX_LOOKUPS: usize = 8;
 /// Largest number of repeated transmissions in one call, of frames that had no room before the kick.
-const MOST_REFILLS: usize = 4;
+const MAX_REFILLS: usize = 4;
 /// Largest number of turns in one call of [`SharedEngine::progress`]: about 4000 frames.
-const MOST_TURNS: usize = 64;
+const MAX_TURNS: usize = 64;
 
 /// What the lock protects.
 pub(crate) struct State {
@@ -162,7 +162,7 @@ impl State {
 
     /// Asks the kernel for next hops that the engine wants to look up, a bounded number at a time.
     fn look_up_next_hops(&mut self, now: Instant) {
-        for _ in 0..MOST_LOOKUPS {
+        for _ in 0..MAX_LOOKUPS {
             let Some(lookup) = self.engine.next_lookup() else { return };
             if let Some(found) = self.link.next_hop(&lookup.flow, lookup.unanswered) {
                 self.engine.next_hop_found(now, lookup.conn, found);
@@ -337,7 +337,7 @@ impl SharedEngine {
     fn kick(&self, starved: bool) -> u64 {
         let Some(kicker) = &self.kicker else { return 0 };
         let (mut starved, mut kicked) = (starved, 0);
-        for _ in 0..=MOST_REFILLS {
+        for _ in 0..=MAX_REFILLS {
             match kicker.kick() {
                 Kicked::Nothing => break,
                 Kicked::Done(chunks) => kicked += u64::from(chunks),
@@ -460,7 +460,7 @@ impl SharedEngine {
         received
     }
 
-    /// Runs the engine until no frame is left to receive or the device is stopped, but at most [`MOST_TURNS`] turns:
+    /// Runs the engine until no frame is left to receive or the device is stopped, but at most [`MAX_TURNS`] turns:
     /// peers that never stop sending do not keep the caller here. Called after a sleep, so the interface is asked for
     /// changes.
     pub(crate) fn progress(&self) {
@@ -468,7 +468,7 @@ impl SharedEngine {
             return;
         }
         self.ask_changes();
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             if !self.turn(self.lock()) || self.stopping() {
                 break;
             }
