@@ -131,7 +131,7 @@ impl SendQueue {
     }
 
     /// Appends a request with its initial progress.
-    #[expect(clippy::inline_always, reason = "the usual caller passes a constant")]
+    #[expect(clippy::inline_always, reason = "the caller of nearly all requests passes a constant")]
     #[inline(always)]
     pub(crate) fn post(&mut self, request: &WorkRequest<'_>, progress: Progress) -> Result<(), PostError> {
         let (position, max_wr) = (self.tail(), self.max_wr);

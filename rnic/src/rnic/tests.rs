@@ -5,6 +5,7 @@ mod blame;
 mod conformance;
 mod connections;
 mod hot_path;
+mod one_step;
 mod operations;
 mod order_field;
 mod ordering;
@@ -14,7 +15,6 @@ mod registry;
 mod rights;
 mod sizes;
 mod states;
-mod usual;
 mod versions;
 mod windows;
 

@@ -193,7 +193,7 @@ pub(crate) trait Framing: Copy + Default + fmt::Debug {
     ) -> Result<Ulpdu<'a>, FramingError>;
 
     /// The frame that begins at `start`, of whose stream `bytes` come next, if they contain all of it and all checks
-    /// pass: the straight path of the methods above for a frame in one piece. `None` otherwise; then these methods
+    /// pass: the fast path of the methods above for a frame in one piece. `None` otherwise; then these methods
     /// decide.
     #[inline]
     fn whole(&self, bytes: &[u8], start: StreamOffset) -> Option<Whole> {

@@ -55,7 +55,7 @@ pub(crate) fn cut<'a>(
 }
 
 /// The FPDU whose range begins at `start` with `bytes`, if they contain all of it, and its CRC and its markers are
-/// right: the straight path through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
+/// right: the fast path through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
 #[expect(
     clippy::inline_always,
     reason = "called once for each received FPDU, with a result that is then never built in memory"
@@ -226,7 +226,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
-        fn prop_the_straight_way_through_a_frame_agrees_with_the_general_one(
+        fn prop_the_fast_path_through_a_frame_agrees_with_the_general_one(
             origin in 0u64..1000, words in 0u64..600, markers: bool, crc: bool,
             payload in prop_oneof![2 => vec(any::<u8>(), 0..40), 1 => vec(any::<u8>(), 0..2500)],
             change in prop_oneof![2 => Just(None), 1 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(Some)],

@@ -165,13 +165,13 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// A time before which no timer of this connection is due, of TCP or of the framing. An [ordinary](Self::allows_fast_path)
-    /// connection has none of the framing.
+    /// A time before which no timer of this connection is due, of TCP or of the framing. A connection that
+    /// [allows the fast path](Self::allows_fast_path) (`fast`) has none of the framing.
     #[inline]
-    fn deadline_bound(&self, ordinary: bool) -> Option<Instant> {
+    fn deadline_bound(&self, fast: bool) -> Option<Instant> {
         let tcp = self.tcp.deadline_bound();
-        debug_assert!(!ordinary || either!(&self.session => deadline()).is_none());
-        if ordinary { tcp } else { earlier(tcp, either!(&self.session => deadline())) }
+        debug_assert!(!fast || either!(&self.session => deadline()).is_none());
+        if fast { tcp } else { earlier(tcp, either!(&self.session => deadline())) }
     }
 
     /// Whether nothing has to be reported, freed or accounted: the connection is open, has no waiting request, and uses
@@ -187,12 +187,13 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// The next work of the connection, unless it waits for free frames. Whether it is [ordinary](Self::allows_fast_path) is known.
-    fn next_work<U: Ulp<Placed = P>>(&self, ordinary: bool, polling: Polling, ulp: &U, conn: ConnId) -> Work {
+    /// The next work of the connection, unless it waits for free frames. Whether it [allows the fast path](Self::allows_fast_path)
+    /// is known.
+    fn next_work<U: Ulp<Placed = P>>(&self, fast: bool, polling: Polling, ulp: &U, conn: ConnId) -> Work {
         let sends = match self.tcp.wants_to_transmit() {
             Wants::Yes => true,
             Wants::NewData => {
-                !(ordinary && self.supply == Supply::Dry) && either!(&self.session => has_data(ulp, conn))
+                !(fast && self.supply == Supply::Dry) && either!(&self.session => has_data(ulp, conn))
             }
             Wants::Nothing => false,
         };
@@ -402,7 +403,7 @@ impl<U: Ulp> Stack<U> {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             let conn = ConnId { index, generation: slot.generation };
             let announced = slot.supply == Supply::Announced;
-            if announced && self.send_straight(now, link, conn, ulp) {
+            if announced && self.send_fast(now, link, conn, ulp) {
                 starved_in_a_row = 0;
                 continue;
             }
@@ -439,13 +440,13 @@ impl<U: Ulp> Stack<U> {
             self.sweep.request(now);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return Some(starved_in_a_row) };
-        let ordinary = sent.closed.is_none() && slot.allows_fast_path();
-        slot.supply = if sent.dry && ordinary { Supply::Dry } else { Supply::Unknown };
-        if !ordinary {
+        let fast = sent.closed.is_none() && slot.allows_fast_path();
+        slot.supply = if sent.dry && fast { Supply::Dry } else { Supply::Unknown };
+        if !fast {
             self.report_and_free(link, index, sent.closed, ulp);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return Some(starved_in_a_row) };
-        self.timers.arm(index, slot.deadline_bound(ordinary));
+        self.timers.arm(index, slot.deadline_bound(fast));
         let owes_ack = slot.has_idle_ack(self.polling);
         if sent.starved && sent.short_of_frames {
             self.free_at_shortage = link.tx_available();

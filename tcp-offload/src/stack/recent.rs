@@ -5,7 +5,7 @@ use crate::{
     wire::{Segment, Template},
 };
 
-/// The connection of the last segment, and the headers by which its next plain segment is recognised without a flow
+/// The connection of the last segment, and the headers by which its next predictable segment is recognised without a flow
 /// look-up.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
@@ -25,7 +25,7 @@ impl Recent {
         };
     }
 
-    /// The connection, and the template of its plain segments, if there is one.
+    /// The connection, and the template of its predictable segments, if there is one.
     #[inline]
     pub(super) fn template(&self) -> Option<(u32, &Template)> {
         Some((self.index?, self.template.as_ref()?))

@@ -110,7 +110,7 @@ impl<U: Ulp> Stack<U> {
 
     /// [`Self::wake`] and [`Self::transmit`] in one. When no other connection waits, the woken one is sent at once.
     pub fn transmit_woken(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
-        if self.wants_to_transmit() || !self.send_straight(now, link, conn, ulp) {
+        if self.wants_to_transmit() || !self.send_fast(now, link, conn, ulp) {
             self.wake(conn);
             self.transmit(now, link, ulp);
         } else {
@@ -122,17 +122,11 @@ impl<U: Ulp> Stack<U> {
     /// [`Self::transmit`] has to send the rest, or all.
     #[expect(clippy::inline_always, reason = "one of its two callers is that of nearly all segments")]
     #[inline(always)]
-    pub(super) fn send_straight(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        conn: ConnId,
-        ulp: &mut U,
-    ) -> bool {
+    pub(super) fn send_fast(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) -> bool {
         let Some(slot) = self.slot(conn) else { return false };
         let emss = slot.tcp.emss();
         let mut source = FramingSource { now, emss, session: &mut slot.session, announced: true, ulp, conn };
-        if !slot.tcp.transmit_straight(now, link, &mut source) {
+        if !slot.tcp.transmit_fast(now, link, &mut source) {
             return false;
         }
         let catches_up = slot.tcp.has_postponed();

@@ -14,7 +14,7 @@ use crate::{
 pub(super) enum Supply {
     /// Nothing: the framing has to be asked.
     Unknown,
-    /// When the connection last sent, it was ordinary, and the upper layer had nothing more to send. It calls
+    /// When the connection last sent, it allowed the fast path, and the upper layer had nothing more to send. It calls
     /// [`Stack::wake`](super::Stack::wake) when it has data again.
     Dry,
     /// The upper layer has called [`Stack::wake`](super::Stack::wake) since the connection last sent, so it probably has data.

@@ -9,7 +9,7 @@ use crate::{
     link::Link,
     mpa::{Markers, MpaConfig},
     sim::{Checksums, End, Node, SimLink, Wire, WireConfig, path},
-    tcp::testing::with_straight_paths,
+    tcp::testing::with_fast_paths,
     time::Instant,
 };
 
@@ -83,7 +83,7 @@ impl Cabled {
         for frame in frames {
             self.far.inject(frame);
         }
-        with_straight_paths(self.predict, || self.end.turn(now));
+        with_fast_paths(self.predict, || self.end.turn(now));
         let mut sent = Vec::new();
         self.far.receive(&mut sent, usize::MAX);
         let bytes = |frame| {

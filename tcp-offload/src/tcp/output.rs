@@ -1,10 +1,10 @@
-//! Building of segments to send: which are due, and in which order. How a new one is filled and retained is in `segment`, the usual
-//! case of it in `straight`; retransmissions are in `resend`.
+//! Building of segments to send: which are due, and in which order. How a new one is filled and retained is in `segment`, the fast
+//! path to it in `fast`; retransmissions are in `resend`.
 
+mod fast;
 mod held;
 mod resend;
 mod segment;
-mod straight;
 
 use self::held::Nowhere;
 pub(super) use self::segment::Plan;
@@ -183,7 +183,7 @@ impl Connection {
         data
     }
 
-    /// Whether nothing precedes new data: the usual case.
+    /// Whether nothing precedes new data.
     #[inline]
     fn sends_new_first(&self) -> bool {
         matches!(self.stage, Stage::Established(_))
@@ -219,7 +219,8 @@ impl Connection {
     // ----- control segments -----
 
     /// The current acknowledgement. It advertises the window, so a segment with it must be sent.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each new segment calls it once")]
+    #[inline(always)]
     fn acknowledgement(&mut self, now: Instant) -> Acknowledgement {
         Acknowledgement {
             ack: self.rx.next_seq(),

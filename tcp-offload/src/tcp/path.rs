@@ -25,7 +25,7 @@ const TCP_HEADER: usize = 20;
 const LEAST_EMSS: usize = 256;
 
 /// Payload of a full segment on Ethernet.
-const ORDINARY_SEGMENT: usize = 1460;
+const ETHERNET_SEGMENT: usize = 1460;
 
 /// RFC 4821 section 7.6.3: the pause after a failed probe is longer by this factor when a time-out detected the loss.
 const TIMEOUT_PAUSE: u32 = 5;
@@ -61,14 +61,14 @@ impl Connection {
         self.tx.resize(self.emss, &self.config);
     }
 
-    /// Largest EMSS for the peer's window: three eighths of the largest window offered, but at least an ordinary
+    /// Largest EMSS for the peer's window: three eighths of the largest window offered, but at least an Ethernet
     /// segment where the window allows it. An FPDU is never sent in parts, so one longer than the window would never be
     /// sent; and to avoid the silly window syndrome, a peer may open only half of its window (RFC 9293 section
     /// 3.8.6.2.2), rounded down to its scale.
     fn most_in_window(&self) -> usize {
         match self.tx.max_window() as usize {
             0 => usize::MAX,
-            window => window.min((window / 8 * 3).max(ORDINARY_SEGMENT)),
+            window => window.min((window / 8 * 3).max(ETHERNET_SEGMENT)),
         }
     }
 

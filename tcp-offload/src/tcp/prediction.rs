@@ -65,7 +65,7 @@ impl Connection {
     #[inline]
     pub(super) fn predicts(&self, now: Instant, segment: &SegmentCore) -> bool {
         #[cfg(test)]
-        if !super::testing::straight_paths() {
+        if !super::testing::fast_paths() {
             return false;
         }
         matches!(self.stage, Stage::Established(_))

@@ -31,8 +31,8 @@ const IPV6_HEADER: usize = 40;
 
 /// Bytes of Ethernet without tags, and with IP: the prefixes of most connections.
 const ETHERNET_HEADER: usize = 14;
-const PLAIN_V4: usize = ETHERNET_HEADER + IPV4_HEADER;
-const PLAIN_V6: usize = ETHERNET_HEADER + IPV6_HEADER;
+const UNTAGGED_V4: usize = ETHERNET_HEADER + IPV4_HEADER;
+const UNTAGGED_V6: usize = ETHERNET_HEADER + IPV6_HEADER;
 
 /// Bytes of the longest prefix: Ethernet, two tags and IPv6.
 const MAX_PREFIX_BYTES: usize = 14 + 8 + 40;
@@ -59,7 +59,7 @@ pub struct Fields {
 
 /// The [`Fields`] of a segment that has no option but timestamps.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CoreFields {
+struct CoreFields {
     pub seq: SeqNum,
     pub ack: SeqNum,
     pub flags: Flags,
@@ -217,20 +217,20 @@ impl Headers {
     ) -> Option<usize> {
         let payload = payload.into();
         if let Some(timestamps) = fields.options.only_timestamps()
-            && self.is_plain()
+            && self.is_untagged()
         {
             let &Fields { seq, ack, flags, window, ecn, .. } = fields;
             let fields = CoreFields { seq, ack, flags, window, timestamps, ecn };
-            return self.emit_plain(out, &fields, payload_len, payload);
+            return self.emit_core(out, &fields, payload_len, payload);
         }
-        // A copy, so that the compiler keeps the fields of the plain form in registers.
+        // A copy, so that the compiler keeps the core fields in registers.
         let fields = *fields;
         self.emit_any(out, &fields, payload_len, payload)
     }
 
-    /// Whether [`Self::emit_plain`] can write the headers: there are no tags.
+    /// Whether [`Self::emit_core`] can write the headers: there are no tags.
     #[inline]
-    pub(crate) fn is_plain(&self) -> bool {
+    fn is_untagged(&self) -> bool {
         self.ip == ETHERNET_HEADER
     }
 
@@ -238,7 +238,7 @@ impl Headers {
     /// and the fields are added in registers instead of being read again.
     #[expect(clippy::inline_always, reason = "see `emit`")]
     #[inline(always)]
-    pub(crate) fn emit_plain(
+    fn emit_core(
         &self,
         out: &mut [u8],
         fields: &CoreFields,
@@ -248,9 +248,9 @@ impl Headers {
         let tcp_len = TCP_HEADER + TIMESTAMPS_BYTES;
         let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
         if self.v6 {
-            *prefix.first_chunk_mut::<PLAIN_V6>()? = *self.prefix.first_chunk()?;
+            *prefix.first_chunk_mut::<UNTAGGED_V6>()? = *self.prefix.first_chunk()?;
         } else {
-            *prefix.first_chunk_mut::<PLAIN_V4>()? = *self.prefix.first_chunk()?;
+            *prefix.first_chunk_mut::<UNTAGGED_V4>()? = *self.prefix.first_chunk()?;
         }
         self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
         let &CoreFields { seq, ack, flags, window, timestamps, .. } = fields;
@@ -413,7 +413,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prop_the_plain_form_has_the_bytes_of_the_general_one(
+        fn prop_the_core_form_has_the_bytes_of_the_general_one(
             v6: bool,
             local: ([u8; 16], u16),
             remote: ([u8; 16], u16),
@@ -448,11 +448,11 @@ mod tests {
             };
             prop_assert!(fields.options.only_timestamps().is_some() && headers.ip == ETHERNET_HEADER);
             let len = headers.prefix_len + TCP_HEADER + TIMESTAMPS_BYTES;
-            let (mut plain, mut general) = ([0xee; 100], [0xee; 100]);
+            let (mut core, mut general) = ([0xee; 100], [0xee; 100]);
             let sum = (!partial).then(|| Sum::of(&payload));
-            prop_assert_eq!(headers.emit(&mut plain, &fields, payload.len(), sum), Some(len));
+            prop_assert_eq!(headers.emit(&mut core, &fields, payload.len(), sum), Some(len));
             prop_assert_eq!(headers.emit_any(&mut general, &fields, payload.len(), sum), Some(len));
-            prop_assert_eq!(&plain[..], &general[..]);
+            prop_assert_eq!(&core[..], &general[..]);
         }
     }
 }

@@ -22,7 +22,6 @@ mod tests;
 
 pub(crate) use checksum::RunningSum;
 pub use checksum::Sum;
-pub(crate) use emit::CoreFields;
 pub use emit::{Fields, HOP_LIMIT, Headers, MAX_HEADER_BYTES, send_bare, send_reset};
 pub use options::TIMESTAMPS_BYTES;
 pub use parse::parse;

@@ -22,7 +22,7 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 
 /// Bytes of a TCP header whose only option is the timestamps.
-pub(super) const PLAIN_HEADER: usize = TCP_HEADER + TIMESTAMPS_BYTES;
+pub(super) const TIMESTAMPED_HEADER: usize = TCP_HEADER + TIMESTAMPS_BYTES;
 const ACK: u8 = 0x10;
 pub(super) const PSH: u8 = 0x08;
 
@@ -34,7 +34,7 @@ pub(super) const PSH: u8 = 0x08;
 pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     let chunks = link.rx_chunks(frame);
     let parsed = match *chunks.as_slice() {
-        [chunk] => plain(chunk, frame).map(Inbound::Tcp),
+        [chunk] => one_chunk(chunk, frame).map(Inbound::Tcp),
         _ => None,
     };
     let parsed = parsed.map_or_else(|| parse_any(&chunks, frame), Ok)?;
@@ -55,20 +55,20 @@ fn is_looped(flow: &Flow) -> bool {
 /// and for malformed ones, which [`parse_any`] judges; a property test compares both.
 #[expect(clippy::inline_always, reason = "the segment is then written once, to where the caller wants it")]
 #[inline(always)]
-fn plain(chunk: &[u8], frame: &RxFrame) -> Option<Segment> {
+fn one_chunk(chunk: &[u8], frame: &RxFrame) -> Option<Segment> {
     let ethernet = chunk.first_chunk::<ETHERNET_HEADER>()?;
     let [.., t0, t1] = *ethernet;
     match u16::from_be_bytes([t0, t1]) {
-        ETHERTYPE_IPV4 => plain_tcp(chunk, frame, ethernet, &ipv4(chunk, ETHERNET_HEADER).ok()?),
-        ETHERTYPE_IPV6 => plain_tcp(chunk, frame, ethernet, &ipv6(chunk, ETHERNET_HEADER).ok()?),
+        ETHERTYPE_IPV4 => one_chunk_tcp(chunk, frame, ethernet, &ipv4(chunk, ETHERNET_HEADER).ok()?),
+        ETHERTYPE_IPV6 => one_chunk_tcp(chunk, frame, ethernet, &ipv6(chunk, ETHERNET_HEADER).ok()?),
         _ => None,
     }
 }
 
-/// The part of [`plain`] behind the IP header. It is compiled for each version of IP, which makes its addresses cheap.
+/// The part of [`one_chunk`] behind the IP header. It is compiled for each version of IP, which makes its addresses cheap.
 #[expect(clippy::inline_always, reason = "it is called once for each version of IP")]
 #[inline(always)]
-fn plain_tcp(
+fn one_chunk_tcp(
     chunk: &[u8],
     frame: &RxFrame,
     ethernet: &[u8; ETHERNET_HEADER],
@@ -79,7 +79,8 @@ fn plain_tcp(
         return None;
     }
     let bytes = chunk.get(packet.start..end)?;
-    let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, rest @ ..] = *bytes.first_chunk::<PLAIN_HEADER>()?;
+    let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, rest @ ..] =
+        *bytes.first_chunk::<TIMESTAMPED_HEADER>()?;
     let [0x80, flags, w0, w1, _, _, _, _, NOP, NOP, TIMESTAMPS, 10, rest @ ..] = rest else { return None };
     let [v0, v1, v2, v3, e0, e1, e2, e3] = rest;
     if flags & !PSH != ACK {
@@ -113,8 +114,8 @@ fn plain_tcp(
         window: u16::from_be_bytes([w0, w1]),
         options: Options { timestamps: Some(timestamps), ..Options::default() },
         ecn: packet.ecn,
-        payload_start: packet.start + PLAIN_HEADER,
-        payload_len: packet.len - PLAIN_HEADER,
+        payload_start: packet.start + TIMESTAMPED_HEADER,
+        payload_len: packet.len - TIMESTAMPED_HEADER,
         partial_checksum: false,
     })
 }

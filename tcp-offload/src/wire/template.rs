@@ -1,11 +1,11 @@
-//! [`Template`]: the headers of a connection's plain segments. The next of them is recognised by comparing its headers with
+//! [`Template`]: the headers of a connection's predictable segments. The next of them is recognised by comparing its headers with
 //! those of an earlier one, so that nothing has to be parsed but what differs.
 
 use super::{
     Flags, Options, Segment, SegmentCore, Timestamps, VlanTags,
     checksum::Sum,
     ip::{PROTOCOL_TCP, pseudo_header},
-    parse::{ETHERNET_HEADER, PLAIN_HEADER, PSH},
+    parse::{ETHERNET_HEADER, PSH, TIMESTAMPED_HEADER},
 };
 use crate::{
     link::{Link, QueueId, RxFrame, rx_pieces},
@@ -16,8 +16,8 @@ const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 
 /// Bytes of Ethernet without tags, IP without options, and TCP with its timestamps.
-const V4_HEADERS: usize = ETHERNET_HEADER + IPV4_HEADER + PLAIN_HEADER;
-const V6_HEADERS: usize = ETHERNET_HEADER + IPV6_HEADER + PLAIN_HEADER;
+const V4_HEADERS: usize = ETHERNET_HEADER + IPV4_HEADER + TIMESTAMPED_HEADER;
+const V6_HEADERS: usize = ETHERNET_HEADER + IPV6_HEADER + TIMESTAMPED_HEADER;
 
 /// Number of words in the headers, without the last bytes.
 const V4_WORDS: usize = V4_HEADERS / 8;
@@ -25,7 +25,7 @@ const V6_WORDS: usize = V6_HEADERS / 8;
 
 const ALL: u8 = 0xff;
 
-/// The bits of the headers that all plain segments of a connection have in common.
+/// The bits of the headers that all predictable segments of a connection have in common.
 const V4_COMMON: [u8; V4_HEADERS] =
     // The lengths and the identification differ, the time to live and the checksum.
     common([ALL, ALL, 0, 0, 0, 0, ALL, ALL, 0, ALL, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL]);
@@ -40,7 +40,7 @@ const V6_COMMON: [u8; V6_HEADERS] = {
 const fn common<const IP: usize, const N: usize>(ip: [u8; IP]) -> [u8; N] {
     // The sequence numbers differ, PSH, the window, the checksum, the urgent pointer, and the timestamps.
     #[rustfmt::skip]
-    const TCP: [u8; PLAIN_HEADER] = [
+    const TCP: [u8; TIMESTAMPED_HEADER] = [
         ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0, ALL, !PSH, 0, 0, 0, 0, 0, 0,
         ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0,
     ];
@@ -86,7 +86,7 @@ enum Common {
     V6([u64; V6_WORDS]),
 }
 
-/// The headers of a plain segment, with which those of the connection's next segments are compared.
+/// The headers of a predictable segment, with which those of the connection's next segments are compared.
 #[derive(Debug)]
 pub struct Template {
     common: Common,
@@ -105,10 +105,10 @@ impl Template {
         } else {
             (Common::V6(common_words(head.first_chunk()?, &V6_COMMON)), V6_HEADERS)
         };
-        let usual = segment.vlan == VlanTags::default()
+        let is_bare = segment.vlan == VlanTags::default()
             && segment.options.timestamps.is_some()
             && segment.payload_start == headers;
-        segment.predictable().filter(|_| usual)?;
+        segment.predictable().filter(|_| is_bare)?;
         let pseudo = pseudo_header(segment.flow.remote.ip(), segment.flow.local.ip(), PROTOCOL_TCP, 0);
         Some(Self { common, pseudo, segment: *segment })
     }
@@ -118,7 +118,7 @@ impl Template {
         self.segment.partial_checksum
     }
 
-    /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums, or
+    /// The segment in `frame`, if it is a predictable segment of the same connection with correct checksums, or
     /// [partial](Self::partial_checksum) ones.
     #[expect(
         clippy::inline_always,
@@ -137,7 +137,7 @@ impl Template {
                 }
                 let [_, _, l0, l1, ..] = *ip;
                 let len = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?;
-                (V4_HEADERS, len, headers.last_chunk::<PLAIN_HEADER>()?)
+                (V4_HEADERS, len, headers.last_chunk::<TIMESTAMPED_HEADER>()?)
             }
             Common::V6(words) => {
                 let headers = head.first_chunk()?;
@@ -149,7 +149,7 @@ impl Template {
                 (V6_HEADERS, usize::from(u16::from_be_bytes([l0, l1])), headers.last_chunk()?)
             }
         };
-        let start = payload_start - PLAIN_HEADER;
+        let start = payload_start - TIMESTAMPED_HEADER;
         let pseudo = self.pseudo.and_word(len as u16);
         if self.partial_checksum() {
             if start + len > frame.len() || !is_partial(fixed, pseudo) {
@@ -177,7 +177,7 @@ impl Template {
             }),
             ecn: self.segment.ecn,
             payload_start,
-            payload_len: len.checked_sub(PLAIN_HEADER)?,
+            payload_len: len.checked_sub(TIMESTAMPED_HEADER)?,
         })
     }
 
@@ -201,7 +201,7 @@ impl Template {
 
 /// Whether the checksum field of a TCP header is the sum of the pseudo-header.
 #[inline(never)]
-fn is_partial(header: &[u8; PLAIN_HEADER], pseudo: Sum) -> bool {
+fn is_partial(header: &[u8; TIMESTAMPED_HEADER], pseudo: Sum) -> bool {
     u16::from_be_bytes([header[16], header[17]]) == pseudo.fold()
 }
 

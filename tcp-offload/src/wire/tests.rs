@@ -572,7 +572,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn prop_the_straight_way_through_the_parser_agrees_with_the_general_one(
+    fn prop_the_fast_path_through_the_parser_agrees_with_the_general_one(
         v6: bool, bits in 0u8..8, n in prop_oneof![4 => Just(0usize), 1 => 1usize..3], stamped in prop::bool::weighted(0.9),
         payload in prop::collection::vec(any::<u8>(), 0..300),
         changes in prop::collection::vec((0usize..100, any::<u8>()), 0..4),

@@ -203,10 +203,10 @@ fn rfc5044_s4_3_whole_segments_beyond_a_gap_are_placed_and_their_frames_recycled
     assert_eq!(end.ulp.delivered, data);
 }
 
-/// A payload may be refused although an FPDU in it was placed. TCP sees no gap then, but the straight path must not take this FPDU
+/// A payload may be refused although an FPDU in it was placed. TCP sees no gap then, but the fast path must not take this FPDU
 /// again.
 #[test]
-fn a_session_that_knows_placed_fpdus_is_not_ordinary() {
+fn a_session_that_knows_placed_fpdus_allows_no_fast_path() {
     let config = MpaConfig { hold_bytes: 0, ..MpaConfig::default() };
     let (_, mut end) = connect(End::initiator(MpaConfig::default()), End::responder(config));
     let (start, data) = (end.contiguous, ulpdus(&[1400; 3]));

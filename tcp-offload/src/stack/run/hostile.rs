@@ -190,7 +190,7 @@ fn rfc7323_s5_3_a_continued_run_does_not_escape_paws() {
     if let Err(difference) = scene.turn(&frames) {
         let delivered = scene.twins.each_ref().map(|twin| twin.end.ulp.delivered - before);
         panic!(
-            "the straight and the general path deliver {delivered:?} of three messages: {:.300}",
+            "the fast and the general path deliver {delivered:?} of three messages: {:.300}",
             difference.to_string()
         );
     }

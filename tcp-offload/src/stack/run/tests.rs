@@ -1,4 +1,4 @@
-//! The straight path has the outcome of the general one: two ends get the same frames, one of them without header prediction.
+//! The fast path has the outcome of the general one: two ends get the same frames, one of them without header prediction.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::stack::{
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn prop_the_straight_path_has_the_outcome_of_the_general_one(scene in scene()) {
+    fn prop_the_fast_path_has_the_outcome_of_the_general_one(scene in scene()) {
         scene.play([true, false], |now, twins, step, frames| {
             let [ours, general] = twins.each_mut().map(|twin| {
                 twin.end.stack.set_polling(if step.polled { Polling::Yes } else { Polling::No });

@@ -26,6 +26,17 @@ pub(in crate::tcp) struct Plan {
     pub(super) reserved: usize,
 }
 
+/// The reason why a new segment was not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotSent {
+    /// No frame is free.
+    NoFrame,
+    /// The link still reads the frame.
+    LinkReads,
+    /// The ring has no slot. The segment counts as sent and lost.
+    NoSlot,
+}
+
 /// A connection may retain this multiple of the free chunks. A single connection can thus retain four fifths of all
 /// chunks.
 const FREE_TIMES: usize = 4;
@@ -39,7 +50,7 @@ impl Connection {
             return plan;
         }
         let plan = self.new_plan(link);
-        // The straight path is only for connections with a plan.
+        // The fast path is only for connections with a plan.
         if !self.held {
             self.plan = Some(plan);
         }
@@ -75,8 +86,7 @@ impl Connection {
         self.headers.len(&Options::default()) + self.option_bytes()
     }
 
-    /// Builds and sends one new segment from `source`. It is pushed if there is no data for another one (RFC 9293 section
-    /// 3.9.1.2). All segments of one call carry the `acknowledgement` of the first one.
+    /// [`Self::send_next`] within a call of [`Connection::transmit`].
     pub(super) fn fill(
         &mut self,
         turn: &mut Turn<'_>,
@@ -85,47 +95,66 @@ impl Connection {
         plan: Plan,
         acknowledgement: &mut Option<Acknowledgement>,
     ) -> Result<Filled, Stopped> {
+        match self.send_next(turn.now, turn.link, source, (plan, room), acknowledgement) {
+            Ok(filled) => {
+                turn.sent.frames += usize::from(matches!(filled, Filled::Segment { .. }));
+                Ok(filled)
+            }
+            Err(NotSent::NoFrame) => Err(turn.no_frame()),
+            Err(NotSent::LinkReads | NotSent::NoSlot) => Err(Stopped::Starved),
+        }
+    }
+
+    /// Builds and sends one new segment from `source`, with at most `room` bytes of payload. It is pushed if there is no data for
+    /// another one (RFC 9293 section 3.9.1.2). All segments of one call of [`Connection::transmit`] carry the `acknowledgement` of the
+    /// first one. Nothing has changed, unless the outcome is a segment or [`NotSent::NoSlot`].
+    #[expect(clippy::inline_always, reason = "each of its two callers knows some of the arguments")]
+    #[inline(always)]
+    pub(super) fn send_next(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        source: &mut impl Source,
+        (plan, room): (Plan, usize),
+        acknowledgement: &mut Option<Acknowledgement>,
+    ) -> Result<Filled, NotSent> {
         let (offset, header) = (self.tx.nxt(), plan.header);
-        let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
+        let Some(mut frame) = link.alloc(header + room) else { return Err(NotSent::NoFrame) };
         let mut writer = FrameWriter::closed();
-        if !writer.open(turn.link, &mut frame, header, header + room) {
+        if !writer.open(link, &mut frame, header, header + room) {
             drop(writer);
-            turn.link.release(frame);
-            return Err(Stopped::Starved);
+            link.release(frame);
+            return Err(NotSent::LinkReads);
         }
         let filled = source.fill(offset, &mut writer);
         let (len, more) = match filled {
             Filled::Segment { len, more } if len > 0 => (len.min(room), more),
             Filled::Segment { .. } | Filled::Nothing | Filled::Finish => {
                 drop(writer);
-                turn.link.release(frame);
+                link.release(frame);
                 return Ok(if filled == Filled::Finish { filled } else { Filled::Nothing });
             }
         };
-        let sum =
-            if plan.left_checksum.is_none() { payload_sum(&writer, header, len) } else { Sum::default() };
-        self.tx.before_new_data(turn.now);
+        let left = plan.left_checksum.is_some();
+        let sum = if left { Sum::default() } else { payload_sum(&writer, header, len) };
+        self.tx.before_new_data(now);
         let acknowledgement = match *acknowledgement {
             Some(known) => known,
-            None => *acknowledgement.insert(self.acknowledgement(turn.now)),
+            None => *acknowledgement.insert(self.acknowledgement(now)),
         };
         let flags = Flags { psh: !more, ..self.data_flags(true) };
         // Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
         let ecn = if self.marks.is_on() { Ecn::Ect0 } else { Ecn::NotEct };
         let fields = Fields { ecn, ..acknowledgement.fields(self.tx.seq_at(offset), flags) };
-        let written = self.headers.emit(
-            writer.front(header),
-            &fields,
-            len,
-            plan.left_checksum.is_none().then_some(sum),
-        );
+        let written = self.headers.emit(writer.front(header), &fields, len, (!left).then_some(sum));
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
-        if plan.left_checksum.is_some() {
+        if left {
             frame.leave_checksum(plan.left_checksum);
         }
-        let sent = self.submit_new(turn.now, turn.link, frame, header, len, sum);
-        turn.count(sent)?;
+        if !self.submit_new(now, link, frame, header, len, sum) {
+            return Err(NotSent::NoSlot);
+        }
         Ok(Filled::Segment { len, more })
     }
 
@@ -169,7 +198,7 @@ impl Connection {
 /// The sum of the `len` bytes of payload that were written behind `header` bytes.
 #[expect(clippy::inline_always, reason = "each new segment calls it once")]
 #[inline(always)]
-pub(super) fn payload_sum(writer: &FrameWriter<'_>, header: usize, len: usize) -> Sum {
+fn payload_sum(writer: &FrameWriter<'_>, header: usize, len: usize) -> Sum {
     if let Some(payload) = writer.in_first_chunk(header, header + len) {
         return Sum::of(payload);
     }

@@ -22,20 +22,20 @@ use crate::{
 };
 
 thread_local! {
-    /// Whether the straight paths are on in this thread.
-    static STRAIGHT_PATHS: Cell<bool> = const { Cell::new(true) };
+    /// Whether the fast paths are on in this thread.
+    static FAST_PATHS: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Whether the straight paths are on: header prediction, and that of new data.
-pub(super) fn straight_paths() -> bool {
-    STRAIGHT_PATHS.get()
+/// Whether the fast paths are on: header prediction, and that of new data.
+pub(super) fn fast_paths() -> bool {
+    FAST_PATHS.get()
 }
 
-/// Calls `f` with the [straight paths](straight_paths) on or off.
-pub(crate) fn with_straight_paths<T>(on: bool, f: impl FnOnce() -> T) -> T {
-    let before = STRAIGHT_PATHS.replace(on);
+/// Calls `f` with the [fast paths](fast_paths) on or off.
+pub(crate) fn with_fast_paths<T>(on: bool, f: impl FnOnce() -> T) -> T {
+    let before = FAST_PATHS.replace(on);
     let result = f();
-    STRAIGHT_PATHS.set(before);
+    FAST_PATHS.set(before);
     result
 }
 

@@ -8,7 +8,7 @@ use crate::{
     link::QueueId,
     tcp::{
         Receipt, TcpConfig,
-        testing::{Script, Stream, ms, path, us, with_straight_paths},
+        testing::{Script, Stream, ms, path, us, with_fast_paths},
     },
     wire::{Ecn, Fields, Flags, Mac, Options, SackBlock, Segment, Timestamps, VlanTags},
 };
@@ -82,7 +82,7 @@ struct Twin {
 impl Twin {
     fn new(predict: bool, stamps: bool, ecn: bool, source: Stream) -> Self {
         let config = TcpConfig { ecn, ..unprobed() };
-        let script = with_straight_paths(predict, || {
+        let script = with_fast_paths(predict, || {
             let mut script = Script::connecting(config, source);
             script.run();
             let timestamps = stamps.then_some(Timestamps { value: 100, echo: 0 });
@@ -100,7 +100,7 @@ impl Twin {
     }
 
     fn run(&mut self) -> Vec<Segment> {
-        let sent = with_straight_paths(self.predict, || self.script.run());
+        let sent = with_fast_paths(self.predict, || self.script.run());
         for segment in &sent {
             let end = segment.seq.since(iss(0)) as u32 + segment.payload_len as u32;
             self.sent = self.sent.max(end);
@@ -113,7 +113,7 @@ impl Twin {
         self.script.now += us(20);
         match *step {
             Step::Wait(time) => {
-                let seen = with_straight_paths(self.predict, || self.script.wait(us(time)));
+                let seen = with_fast_paths(self.predict, || self.script.wait(us(time)));
                 (Receipt::default(), self.run(), seen)
             }
             Step::Segment { behind, len, unacked, oddity } => {
@@ -139,7 +139,7 @@ impl Twin {
                     }
                     Oddity::Congested => fields.ecn = Ecn::Ce,
                 }
-                let receipt = with_straight_paths(self.predict, || self.script.inject(fields, len));
+                let receipt = with_fast_paths(self.predict, || self.script.inject(fields, len));
                 self.peer = self.script.conn.contiguous() as u32;
                 (receipt, self.run(), Vec::new())
             }
