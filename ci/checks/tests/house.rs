@@ -19,6 +19,8 @@ mod dependency_rules;
 mod documents;
 #[path = "house/scripts.rs"]
 mod scripts;
+#[path = "house/shapes.rs"]
+mod shapes;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
