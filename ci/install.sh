@@ -8,7 +8,7 @@ LAB_PACKAGES=(iproute2 ethtool procps)
 # Packages for ci/package: strip, and what dpkg-deb needs.
 PACKAGE_PACKAGES=("${BUILD_PACKAGES[@]}" binutils libc-bin)
 # Packages for the checks of captures.
-TEST_PACKAGES=("${LAB_PACKAGES[@]}" iputils-ping iperf3 tshark)
+TEST_PACKAGES=("${LAB_PACKAGES[@]}" iputils-ping iperf3 tshark bpftool)
 # Packet filters and listeners of the operations (ci/operations).
 TEST_PACKAGES+=(nftables tcpdump)
 # Programs that run unchanged over SDP. Debian has no netperf.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use xwarp_control::DEFAULT_SOCKET;
-use xwarp_prog::{AttachMode, Holder};
+use xwarp_prog::Holder;
 
 use crate::config::{Mode, SINGLE_CHUNK_MTU};
 
@@ -125,11 +125,9 @@ pub enum OpenError {
     },
     /// Another XDP program is attached to the interface.
     #[error(
-        "{name} already runs XDP program {program:?} (id {id}{}), perhaps a firewall: detach it (ip link set dev {name} \
-         {} off) or let xwarp replace it (--replace-program of xwarp run and xwarp-perf, `replace_program` of the driver's \
-         settings)",
-        holder.as_ref().map(|holder| format!(", held by {holder}")).unwrap_or_default(),
-        match mode { AttachMode::Native => "xdp", AttachMode::Generic => "xdpgeneric" }
+        "{name} already runs XDP program {program:?} (id {id}{}), perhaps a firewall: detach it ({detach}) or let xwarp \
+         replace it (--replace-program of xwarp run and xwarp-perf, `replace_program` of the driver's settings)",
+        holder.as_ref().map(|holder| format!(", held by {holder}")).unwrap_or_default()
     )]
     ForeignProgram {
         /// The interface.
@@ -138,8 +136,8 @@ pub enum OpenError {
         program: String,
         /// The program's id.
         id: u32,
-        /// How it is attached: the command that detaches it names the mode.
-        mode: AttachMode,
+        /// The command that detaches it.
+        detach: String,
         /// The process that holds it, if one does.
         holder: Option<Holder>,
     },

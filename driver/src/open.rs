@@ -337,13 +337,14 @@ fn is_relative(pid: u32) -> bool {
 /// The error for an interface that already has a program. Program names are readable with `CAP_SYS_ADMIN` only;
 /// without it, our own program counts as another one.
 pub(crate) fn in_use(name: String, there: Attached) -> OpenError {
-    let Attached { id, name: program, mode, holder } = there;
+    let detach = there.detach_command(&name);
+    let Attached { id, name: program, holder, .. } = there;
     if program == xwarp_prog::SWITCH_NAME {
         OpenError::Shared { name, holder }
     } else if program == xwarp_prog::PROGRAM_NAME {
         OpenError::InUse { name, holder }
     } else {
-        OpenError::ForeignProgram { name, program, id, mode, holder }
+        OpenError::ForeignProgram { name, program, id, detach, holder }
     }
 }
 

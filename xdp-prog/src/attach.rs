@@ -47,8 +47,23 @@ pub struct Attached {
     pub name: String,
     /// Where it runs.
     pub mode: AttachMode,
+    /// The word of `ip link` for this way of attaching it.
+    pub keyword: &'static str,
+    /// The id of the link (`bpf_link`) that attaches it; `None` without one, or if it is not visible (without `CAP_SYS_ADMIN`).
+    pub link: Option<u32>,
     /// A process that holds it or its link; `None` if it is pinned, attached without a link, or not visible.
     pub holder: Option<Holder>,
+}
+
+impl Attached {
+    /// The command that detaches it from `interface`. `ip link` cannot detach what a link attaches, and detaches nothing, without an
+    /// error, if its word is that of another mode.
+    pub fn detach_command(&self, interface: &str) -> String {
+        match self.link {
+            Some(link) => format!("bpftool link detach id {link}"),
+            None => format!("ip link set dev {interface} {} off", self.keyword),
+        }
+    }
 }
 
 /// Why the program could not be attached.
@@ -67,12 +82,24 @@ pub(crate) fn attached(any: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<A
     let index = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     let found = Xdp::new(any).query(index, XdpFlags::NONE).map_err(|error| system(&error))?;
     let candidates = [
-        (found.drv_prog_id, AttachMode::Native),
-        (found.hw_prog_id, AttachMode::Native),
-        (found.skb_prog_id, AttachMode::Generic),
+        (found.drv_prog_id, AttachMode::Native, "xdpdrv"),
+        (found.hw_prog_id, AttachMode::Native, "xdpoffload"),
+        (found.skb_prog_id, AttachMode::Generic, "xdpgeneric"),
     ];
-    let there = candidates.into_iter().find(|(id, _)| *id != 0);
-    Ok(there.map(|(id, mode)| Attached { id, name: program_name(id), mode, holder: holder::of_program(id) }))
+    let there = candidates.into_iter().find(|(id, ..)| *id != 0);
+    Ok(there.map(|(id, mode, keyword)| {
+        let (name, holder) = (program_name(id), holder::of_program(id));
+        Attached { id, name, mode, keyword, link: link_of(id, ifindex), holder }
+    }))
+}
+
+/// The id of the link that attaches program `id` to interface `ifindex`. Interface indices repeat across network namespaces, program
+/// ids do not.
+fn link_of(id: u32, ifindex: u32) -> Option<u32> {
+    let is_it = |link: &LinkInfo| {
+        link.prog_id == id && matches!(&link.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex)
+    };
+    LinkInfoIter::default().find(is_it).map(|link| link.id)
 }
 
 /// The program that is attached to interface `ifindex` of the calling thread's network namespace. Needs no privileges,
@@ -302,21 +329,16 @@ impl Replaced {
     /// back.
     pub(crate) fn detach(any: BorrowedFd<'_>, ifindex: u32) -> Result<Option<Self>, AttachError> {
         let Some(there) = attached(any, ifindex)? else { return Ok(None) };
-        // Interface indices repeat across network namespaces, program ids do not.
-        let of_it = |link: &LinkInfo| {
-            link.prog_id == there.id && matches!(&link.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex)
-        };
-        let link = LinkInfoIter::default().find(of_it);
         // The link of a process that has ended is gone.
         let is_ours = [PROGRAM_NAME, SWITCH_NAME].contains(&there.name.as_str());
         let Ok(program) = Program::fd_from_id(there.id) else { return Err(AttachError::Foreign(there)) };
-        if is_ours && link.is_some() {
+        if is_ours && there.link.is_some() {
             return Err(AttachError::Foreign(there));
         }
         let index = c_int::try_from(ifindex).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let replaced = Self { program, ifindex: index, mode: there.mode };
-        match link {
-            Some(link) => detach_link(link.id)?,
+        match there.link {
+            Some(link) => detach_link(link)?,
             None => Xdp::new(any).detach(index, replaced.flags()).map_err(|error| system(&error))?,
         }
         Ok(Some(replaced))

@@ -16,6 +16,7 @@
 //! | [`user`] | an ordinary user without capabilities, whose programs run over the fabric |
 //! | [`programs`] | those programs in the root of another distribution, row by row of the table in `docs/compat.md` |
 //! | [`capture`] | pcapng files as TCP streams |
+//! | [`foreign`] | another owner's XDP program on an interface |
 //! | [`framing`] | a second MPA parser: FPDUs, markers, CRCs |
 //! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for traffic that no RNIC would send |
 //! | [`tshark`] | Wireshark's verdict on a capture |
@@ -33,6 +34,7 @@ pub mod capture;
 pub mod compat_cost;
 pub mod exchange;
 pub mod exports;
+pub mod foreign;
 pub mod framing;
 pub mod goodput;
 mod granted;

@@ -47,6 +47,13 @@ pub fn start_over(lab: &Lab, side: Side, devices: &[&str], line: &str) -> Result
     Running::start(command(lab, side, devices, line)?)
 }
 
+/// The same, with leave to replace another owner's XDP program.
+pub fn start_replacing(lab: &Lab, side: Side, line: &str) -> Result<Running> {
+    let mut command = lab.program(side, xwarp()?);
+    command.args(["run", "--replace-program", "--device", INTERFACE]).args(line.split_whitespace());
+    Running::start(command)
+}
+
 /// Starts `line` on side A as a user without privileges, over an interface that a helper shares.
 pub fn start_shared(lab: &Lab, shared: &SharedInterface, line: &str) -> Result<Running> {
     let mut command = lab.command(Side::A, "prlimit");

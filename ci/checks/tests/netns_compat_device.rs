@@ -8,9 +8,10 @@ use std::{
 
 use rustix::process::Signal;
 use xwarp_checks::{
+    foreign,
     lab::{Family, Lab, LabOptions, Side},
     shared::SharedInterface,
-    unmodified::{LIMIT, compiled, connect_by, run, start, start_shared},
+    unmodified::{LIMIT, compiled, connect_by, run, start, start_replacing, start_shared},
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -161,4 +162,45 @@ fn netns_compat_queue_pairs_of_one_host_connect_by_number() {
     let said = connect_by(&mut server, &client, || start_shared(&lab, &shared, &client)).unwrap();
     assert!(said.contains("100 iters"), "{said}");
     server.finish(LIMIT).unwrap();
+}
+
+/// Output of a program that has no device, and fails.
+fn refusal(lab: &Lab, line: &str) -> String {
+    let mut program = start(lab, Side::A, line).unwrap();
+    assert!(!program.wait(LIMIT).unwrap().success(), "{}", program.output());
+    program.output()
+}
+
+/// What the refusal of an interface with another owner's XDP program advises works when it is done, however the program is attached.
+#[test]
+fn netns_compat_advice_on_a_foreign_program_works_in_its_mode() {
+    let lab = lab();
+    let life = compiled(&lab, "life", &["-lrdmacm", "-libverbs"]).unwrap();
+    let bind = format!("{life} bind {} {PORT}", lab.address(Side::A, Family::V4));
+    for way in ["xdpdrv", "xdpgeneric", "link"] {
+        // Of each attachment, one piece of advice is taken.
+        let attach = || {
+            let holder = (way == "link").then(|| foreign::attach_by_link(&lab).unwrap());
+            holder.is_none().then(|| foreign::attach(&lab, way).unwrap());
+            let said = refusal(&lab, &bind);
+            assert!(said.contains("xw0 already runs XDP program"), "{way}: {said}");
+            (holder, said)
+        };
+        let (holder, said) = attach();
+        if let Some(holder) = &holder {
+            assert!(said.contains(&format!("held by process {} (", holder.id())), "{said}");
+        }
+        let command = said.split_once("detach it (").unwrap().1.split_once(')').unwrap().0;
+        lab.run(Side::A, "sh", &["-c", command]).unwrap_or_else(|error| panic!("{way}: {error:#}"));
+        assert_eq!(foreign::attached(&lab).unwrap(), None, "{way}: {command} detaches nothing");
+        assert!(run(&lab, Side::A, &bind).unwrap().contains("listens at"), "{way}");
+        drop(holder);
+
+        let (holder, said) = attach();
+        assert!(said.contains("--replace-program of xwarp run"), "{said}");
+        let said = start_replacing(&lab, Side::A, &bind).unwrap().finish(LIMIT).unwrap();
+        assert!(said.contains("listens at"), "{way}: {said}");
+        assert_eq!(foreign::attached(&lab).unwrap(), None, "{way}");
+        drop(holder);
+    }
 }

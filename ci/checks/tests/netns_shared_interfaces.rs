@@ -1,10 +1,11 @@
 //! Kinds of interfaces that `xwarpd` shares, and how frames pass between them and clients.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::{fs, net::SocketAddr, process::Command, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use rustix::process::Signal;
 use xwarp_checks::{
+    foreign,
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     leaks,
     process::Running,
@@ -39,22 +40,6 @@ fn netns_shared_frames_of_clients_carry_a_tag() {
     }
 }
 
-/// Attaches an XDP program that passes all frames, like a firewall's, and returns a value that identifies it.
-fn foreign_program(lab: &Lab, mode: &str) -> impl Fn(&Lab) -> bool {
-    let (source, object) = (lab.file("foreign.c"), lab.file("foreign.o"));
-    fs::write(&source, "__attribute__((section(\"xdp\"), used)) int foreign(void *frame) { return 2; }")
-        .unwrap();
-    let mut clang = Command::new("clang");
-    clang.args(["-O2", "-target", "bpf", "-c"]).arg(&source).arg("-o").arg(&object);
-    assert!(clang.status().unwrap().success());
-    let object = object.to_str().unwrap().to_owned();
-    lab.run(Side::A, "ip", &["link", "set", "dev", INTERFACE, mode, "obj", &object, "sec", "xdp"]).unwrap();
-    let shown = |lab: &Lab| lab.run(Side::A, "ip", &["link", "show", "dev", INTERFACE]).unwrap();
-    let id = |text: String| Some(text.split_once("prog/xdp id ")?.1.split(' ').next()?.to_owned());
-    let first = id(shown(lab)).unwrap();
-    move |lab| id(shown(lab)).as_ref() == Some(&first)
-}
-
 /// The foreign program stays attached, and frames of clients are taken behind it. After the helper's death nothing of
 /// this remains.
 #[test]
@@ -63,7 +48,8 @@ fn netns_shared_frames_are_taken_behind_a_foreign_program() {
         let lab = Lab::up(LabOptions { mtu, ..LabOptions::default() }).unwrap();
         let links = || lab.run(Side::A, "ip", &["-brief", "link"]).unwrap().lines().count();
         let before = links();
-        let is_there = foreign_program(&lab, mode);
+        let id = foreign::attach(&lab, mode).unwrap();
+        let is_there = || foreign::attached(&lab).unwrap() == Some(id);
         let mut shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
         assert!(
             shared.helper.output().contains("tc behind another XDP program"),
@@ -80,11 +66,11 @@ fn netns_shared_frames_are_taken_behind_a_foreign_program() {
             shared.unprivileged(built("xwarp").unwrap().to_str().unwrap()).arg("stat").output().unwrap();
         let stat = String::from_utf8(stat.stdout).unwrap();
         assert!(stat.contains("tc behind another XDP program, generic from clients"), "{stat}");
-        assert!(is_there(&lab), "the foreign program was replaced");
+        assert!(is_there(), "the foreign program was replaced");
         shared.helper.signal(Signal::KILL).unwrap();
         shared.helper.wait(LIMIT).unwrap();
         leaks::settle(links, &before, LIMIT).unwrap();
-        assert!(is_there(&lab), "the foreign program is gone");
+        assert!(is_there(), "the foreign program is gone");
         drop(SharedInterface::start(&lab, HELPER, &[]).unwrap());
     }
 }

@@ -95,9 +95,11 @@ fn addresses(found: &Inspection) -> Finding {
 
 fn program(found: &Inspection, rights: &Rights) -> Finding {
     let name = found.carrier.name.clone();
-    let Some(Attached { id, name: program, mode, holder }) = found.program.clone() else {
+    let Some(there) = found.program.clone() else {
         return Finding::ok("xdp", "no XDP program is attached");
     };
+    let detach = there.detach_command(&name);
+    let Attached { id, name: program, mode, holder, .. } = there;
     let shown = match mode {
         AttachMode::Native => "native",
         AttachMode::Generic => "generic",
@@ -110,7 +112,7 @@ fn program(found: &Inspection, rights: &Rights) -> Finding {
     let error = if program == PROGRAM_NAME {
         OpenError::InUse { name, holder }
     } else {
-        OpenError::ForeignProgram { name, program, id, mode, holder }
+        OpenError::ForeignProgram { name, program, id, detach, holder }
     };
     Finding::problem("xdp", format!("XDP program {id} is attached in {shown} mode{unseen}"))
         .advice(error.to_string())
