@@ -9,7 +9,7 @@ use std::{
 use rustix::process::Signal;
 use xwarp_checks::{
     foreign,
-    lab::{Family, Lab, LabOptions, Side},
+    lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side},
     shared::SharedInterface,
     unmodified::{LIMIT, compiled, connect_by, run, start, start_replacing, start_shared},
 };
@@ -203,4 +203,39 @@ fn netns_compat_advice_on_a_foreign_program_works_in_its_mode() {
         assert_eq!(foreign::attached(&lab).unwrap(), None, "{way}");
         drop(holder);
     }
+}
+
+/// The switch between the ends forgets the server's former Ethernet address, as when a virtual machine gets another one, and nothing
+/// announces the new one: frames are lost until the client's kernel asks for it.
+#[test]
+fn netns_compat_a_peer_with_a_new_ethernet_address_keeps_its_connection() {
+    let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
+    let between = |program: &str, line: &str| {
+        let output = lab.hop_command(program).args(line.split_whitespace()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {line}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    between("ip", "link add switch type bridge mcast_snooping 0");
+    for port in HOP_INTERFACES {
+        between("ip", &format!("link set {port} master switch"));
+        between("bridge", &format!("link set dev {port} flood off"));
+    }
+    between("ip", "link set switch up");
+
+    let program = compiled(&lab, "neighbour", &["-lrdmacm", "-libverbs"]).unwrap();
+    let mut server = start(&lab, Side::B, &program).unwrap();
+    server.wait_for("listening", LIMIT).unwrap();
+    let mut client =
+        start(&lab, Side::A, &format!("{program} {}", lab.address(Side::B, Family::V4))).unwrap();
+    client.wait_for("first", LIMIT).unwrap();
+    lab.run(Side::B, "ip", &["link", "set", INTERFACE, "address", "02:00:00:00:77:02"]).unwrap();
+    let [_, to_server] = HOP_INTERFACES;
+    between("ip", &format!("link set {to_server} type bridge_slave fdb_flush"));
+    client.signal(Signal::USR1).unwrap();
+    for end in [client, server] {
+        assert!(end.finish(LIMIT).unwrap().contains("done"));
+    }
+    let neighbours = lab.run(Side::A, "ip", &["neigh", "show", "dev", INTERFACE]).unwrap();
+    assert!(neighbours.contains("02:00:00:00:77:02"), "{neighbours}");
 }
