@@ -1,9 +1,12 @@
 /* A channel's descriptor is readable exactly while the blocking call has an event to return: "readable serve" and "readable
    talk ADDRESS" are the two ends of some connections, which a single-threaded program ends without destroying anything at once.
-   "readable random SEED STEPS [ADDRESS]" is one end of a random history. */
+   "readable random SEED STEPS [ADDRESS]" is one end of random histories, of two threads with channels of their own. */
+#define _GNU_SOURCE
 #include "ends.h"
 
+#include <pthread.h>
 #include <signal.h>
+#include <time.h>
 
 #define CONNECTIONS 3
 /* Time in which nothing more may happen. */
@@ -19,18 +22,32 @@ static void blocked(int signal)
 	_exit(2);
 }
 
-/* The type of the next event within `limit` milliseconds, and its identifier; -1: there is none. The call must not wait. */
-static int event_within(struct rdma_event_channel *channel, int limit, struct rdma_cm_id **id)
+/* The calling thread's time limit for the calls that must return at once. */
+static void limit(int seconds)
+{
+	static __thread timer_t timer;
+	static __thread int made;
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM };
+	struct itimerspec at = { .it_value.tv_sec = seconds };
+
+	if (!made)
+		CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
+	made = 1;
+	CHECK(timer_settime(timer, 0, &at, NULL) == 0);
+}
+
+/* The type of the next event within this many milliseconds, and its identifier; -1: there is none. The call must not wait. */
+static int event_within(struct rdma_event_channel *channel, int within, struct rdma_cm_id **id)
 {
 	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
 	struct rdma_cm_event *event;
 	int type;
 
-	if (poll(&fd, 1, limit) == 0)
+	if (poll(&fd, 1, within) == 0)
 		return -1;
-	alarm(5);
+	limit(5);
 	CHECK(rdma_get_cm_event(channel, &event) == 0);
-	alarm(0);
+	limit(0);
 	*id = event->id;
 	type = event->event;
 	CHECK(rdma_ack_cm_event(event) == 0);
@@ -116,13 +133,25 @@ struct slot {
 	struct ibv_cq *cq;
 };
 
-static struct slot slots[SLOTS];
-static struct rdma_cm_event *held[HELD];
-static struct rdma_event_channel *events;
-static struct ibv_comp_channel *completions;
-static struct ibv_context *context;
-static unsigned int seed;
-static long reported[3];
+/* A thread's own. The asynchronous events of the device are read by the first thread. */
+static __thread struct slot slots[SLOTS];
+static __thread struct rdma_cm_event *held[HELD];
+static __thread struct rdma_event_channel *events;
+static __thread struct ibv_comp_channel *completions;
+static __thread struct ibv_context *context;
+static __thread unsigned int seed;
+static __thread long reported[3];
+static __thread int is_first;
+/* Held between an asynchronous event's announcement and its return: the destruction of its queue pair by the other thread would take it
+   back, with any device. */
+static pthread_mutex_t destruction = PTHREAD_MUTEX_INITIALIZER;
+
+static void destroy_qp(struct rdma_cm_id *id)
+{
+	pthread_mutex_lock(&destruction);
+	rdma_destroy_qp(id);
+	pthread_mutex_unlock(&destruction);
+}
 
 static int chance(int percent)
 {
@@ -165,7 +194,7 @@ static void destroy_slot(struct slot *slot)
 {
 	acknowledge(slot->id);
 	if (slot->id->qp)
-		rdma_destroy_qp(slot->id);
+		destroy_qp(slot->id);
 	if (slot->cq)
 		EXPECT(ibv_destroy_cq(slot->cq), 0);
 	EXPECT(rdma_destroy_id(slot->id), 0);
@@ -220,7 +249,7 @@ static void read_one(void)
 	void *its_context;
 	int i;
 
-	alarm(5);
+	limit(5);
 	if (readable(events->fd)) {
 		CHECK(rdma_get_cm_event(events, &event) == 0);
 		reported[0]++;
@@ -232,18 +261,20 @@ static void read_one(void)
 		else
 			CHECK(rdma_ack_cm_event(event) == 0);
 	}
-	if (context && readable(context->async_fd)) {
+	pthread_mutex_lock(&destruction);
+	if (is_first && context && readable(context->async_fd)) {
 		CHECK(ibv_get_async_event(context, &async) == 0);
 		reported[1]++;
 		ibv_ack_async_event(&async);
 	}
+	pthread_mutex_unlock(&destruction);
 	if (completions && readable(completions->fd)) {
 		CHECK(ibv_get_cq_event(completions, &cq, &its_context) == 0);
 		reported[2]++;
 		ibv_ack_cq_events(cq, 1);
 		CHECK(ibv_req_notify_cq(cq, 0) == 0);
 	}
-	alarm(0);
+	limit(0);
 }
 
 static void random_step(struct sockaddr *peer)
@@ -260,7 +291,7 @@ static void random_step(struct sockaddr *peer)
 	} else if (chance(30)) {
 		rdma_disconnect(slot->id);
 	} else if (chance(20) && slot->id->qp) {
-		rdma_destroy_qp(slot->id);
+		destroy_qp(slot->id);
 	} else if (chance(30)) {
 		destroy_slot(slot);
 	}
@@ -270,23 +301,43 @@ static void random_step(struct sockaddr *peer)
 		acknowledge(NULL);
 }
 
-static void histories(const char *address, const char *from, const char *steps)
+/* Of one thread, which has a port of its own. */
+struct history {
+	const char *address, *port;
+	unsigned int seed;
+	int steps, is_first;
+};
+
+static struct rdma_cm_id *listen_at(const char *port)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *info;
+	struct rdma_cm_id *listener;
+
+	CHECK(rdma_create_id(events, &listener, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_getaddrinfo(NULL, (char *)port, &hints, &info) == 0);
+	CHECK(rdma_bind_addr(listener, info->ai_src_addr) == 0);
+	rdma_freeaddrinfo(info);
+	CHECK(rdma_listen(listener, 16) == 0);
+	return listener;
+}
+
+static void *run(void *argument)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *info = NULL;
+	struct history *of = argument;
 	struct rdma_cm_id *listener = NULL;
 
-	seed = strtoul(from, NULL, 0);
+	seed = of->seed;
+	is_first = of->is_first;
 	printf("seed %u\n", seed);
 	CHECK(events = rdma_create_event_channel());
-	if (!address) {
-		CHECK(rdma_create_id(events, &listener, NULL, RDMA_PS_TCP) == 0);
-		EXPECT(bind_to(listener, NULL), 0);
-		CHECK(rdma_listen(listener, 16) == 0);
+	if (of->address)
+		CHECK(rdma_getaddrinfo(of->address, (char *)of->port, &hints, &info) == 0);
+	else
+		listener = listen_at(of->port);
+	if (listener && is_first)
 		say("listening");
-	} else {
-		CHECK(rdma_getaddrinfo(address, PORT, &hints, &info) == 0);
-	}
-	for (int i = 0; i < atoi(steps); i++)
+	for (int i = 0; i < of->steps; i++)
 		random_step(info ? info->ai_dst_addr : NULL);
 	for (int i = 0; i < SLOTS; i++)
 		if (slots[i].id)
@@ -297,9 +348,21 @@ static void histories(const char *address, const char *from, const char *steps)
 	EXPECT(readable(events->fd), 0);
 	if (completions)
 		EXPECT(readable(completions->fd), 0);
+	printf("events: %ld of connections, %ld asynchronous, %ld of completions\n", reported[0], reported[1], reported[2]);
+	return NULL;
+}
+
+static void histories(const char *address, const char *from, const char *steps)
+{
+	unsigned int seed = strtoul(from, NULL, 0);
+	struct history first = { address, "7251", seed, atoi(steps), 1 }, second = { address, "7252", ~seed, atoi(steps), 0 };
+	pthread_t thread;
+
+	EXPECT(pthread_create(&thread, NULL, run, &second), 0);
+	run(&first);
+	EXPECT(pthread_join(thread, NULL), 0);
 	while (context && readable(context->async_fd))
 		read_one();
-	printf("events: %ld of connections, %ld asynchronous, %ld of completions\n", reported[0], reported[1], reported[2]);
 }
 
 int main(int argc, char **argv)
