@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Once,
+        Once, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -78,15 +78,38 @@ pub struct LabOptions {
     /// Add a third namespace between the two, for a [`Hop`](crate::hop::Hop); this turns all offloads off.
     pub hop: bool,
     /// The Debian release in whose root file system [`Lab::program`] runs programs, by the name that `ci/distributions` takes; this
-    /// machine's own without it.
+    /// machine's own without it. The default is that of the environment variable `XWARP_DISTRIBUTION`.
     pub distribution: Option<&'static str>,
 }
 
 impl Default for LabOptions {
     fn default() -> Self {
-        Self { mtu: 1500, queues: 1, vlan: None, offloads: true, hop: false, distribution: None }
+        Self {
+            mtu: 1500,
+            queues: 1,
+            vlan: None,
+            offloads: true,
+            hop: false,
+            distribution: chosen_distribution(),
+        }
     }
 }
+
+/// The release that [`DISTRIBUTION_VARIABLE`] names.
+fn chosen_distribution() -> Option<&'static str> {
+    static CHOSEN: OnceLock<Option<String>> = OnceLock::new();
+    CHOSEN.get_or_init(|| std::env::var(DISTRIBUTION_VARIABLE).ok()).as_deref()
+}
+
+/// `suite`, unless it is this machine's own release: [`LabOptions::distribution`] for tests of a certain release.
+pub fn distribution(suite: &'static str) -> Option<&'static str> {
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let is_own = release.lines().any(|line| line == format!("VERSION_CODENAME={suite}"));
+    (!is_own).then_some(suite)
+}
+
+/// Environment variable with the default of [`LabOptions::distribution`]: `XWARP_DISTRIBUTION=trixie cargo nextest run netns_compat`.
+const DISTRIBUTION_VARIABLE: &str = "XWARP_DISTRIBUTION";
 
 /// Name of the interface in both namespaces.
 pub const INTERFACE: &str = "xw0";

@@ -3,7 +3,7 @@
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side, distribution},
     process::Running,
     tshark,
     unmodified::{LIMIT, await_listener, compiled, connect, connect_by, pair, run, start, start_with},
@@ -71,6 +71,14 @@ fn netns_compat_librdmacms_own_examples_run() {
     await_listener(&lab, (address, PORT).into()).unwrap();
     connect(&lab, &mut server, &format!("ucmatose -s {address} -c 4 -C 50 -S 4096")).unwrap();
     server.finish(LIMIT).unwrap();
+}
+
+/// Newer releases have another `cmtime` (`docs/compat.md`).
+#[test]
+fn netns_compat_cmtime_of_debian_12_runs() {
+    let lab =
+        Lab::up(LabOptions { distribution: distribution("bookworm"), ..LabOptions::default() }).unwrap();
+    let address = lab.address(Side::B, Family::V4);
     // Its server runs until it is stopped.
     let mut server = start(&lab, Side::B, &format!("cmtime -b {address} -c 20")).unwrap();
     await_listener(&lab, (address, PORT).into()).unwrap();

@@ -12,12 +12,13 @@ use std::{
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, Lab, LabOptions, Side},
+    lab::{Family, Lab, LabOptions, Side, distribution},
     process::Running,
     shared::SharedInterface,
     unmodified::{LIMIT, compiled, start_with},
 };
 
+const MTU: u32 = 9000;
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 /// Time limit of pyverbs' suite, most of whose tests take some milliseconds.
 const SUITE_LIMIT: Duration = Duration::from_mins(5);
@@ -25,12 +26,7 @@ const SUITE_LIMIT: Duration = Duration::from_mins(5);
 const WRITE: &str = "XWARP_WRITE_TABLES";
 
 fn lab() -> Lab {
-    lab_of(None)
-}
-
-/// A lab whose programs are those of a Debian release, or this machine's.
-fn lab_of(distribution: Option<&'static str>) -> Lab {
-    Lab::up(LabOptions { mtu: 9000, distribution, ..LabOptions::default() }).unwrap()
+    Lab::up(LabOptions { mtu: MTU, ..LabOptions::default() }).unwrap()
 }
 
 /// Starts `line` as root at a side, over an interface that a helper shares.
@@ -87,8 +83,9 @@ fn rewrite(file: &Path, text: &str, outcomes: &BTreeMap<&str, (&str, &str)>) {
 
 /// The suite of pyverbs of a Debian release, whose tests open and close the device again and again in one process. A file says which
 /// tests do not pass, and why.
-fn pyverbs(distribution: Option<&'static str>, outcomes: &str) {
-    let lab = lab_of(distribution);
+fn pyverbs(suite: &'static str, outcomes: &str) {
+    let lab =
+        Lab::up(LabOptions { mtu: MTU, distribution: distribution(suite), ..LabOptions::default() }).unwrap();
     let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let (program, copy) = (compat_file("pyverbs_suite.py"), lab.file("suite"));
     let line = format!("--sysfs /usr/bin/python3 {} {} --dev xw0", program.display(), copy.display());
@@ -116,21 +113,20 @@ fn pyverbs(distribution: Option<&'static str>, outcomes: &str) {
     }
 }
 
-/// This machine's, for which the tests were written: Debian 12.
 #[test]
-fn netns_compat_pyverbs_own_suite_ends_as_expected() {
-    pyverbs(None, "pyverbs_outcomes.txt");
+fn netns_compat_pyverbs_own_suite_of_debian_12_ends_as_expected() {
+    pyverbs("bookworm", "pyverbs_outcomes.txt");
 }
 
 #[test]
 fn netns_compat_pyverbs_own_suite_of_debian_13_ends_as_expected() {
-    pyverbs(Some("trixie"), "pyverbs_outcomes_debian_13.txt");
+    pyverbs("trixie", "pyverbs_outcomes_debian_13.txt");
 }
 
 #[test]
 #[ignore = "slow: run by ./ci/test --slow"]
 fn netns_compat_pyverbs_own_suite_of_sid_ends_as_expected() {
-    pyverbs(Some("sid"), "pyverbs_outcomes_sid.txt");
+    pyverbs("sid", "pyverbs_outcomes_sid.txt");
 }
 
 /// The jobs of fio: each is a process, and has a connection.
