@@ -26,6 +26,8 @@ pub(crate) struct OtherVersion {
 pub(crate) struct Former {
     /// The socket to the keeper.
     pub keeper: Option<OwnedFd>,
+    /// The listening socket of the service manager.
+    pub activated: Option<OwnedFd>,
     /// The listening socket, and device and inode of its file.
     pub listener: Option<(OwnedFd, (u64, u64))>,
     /// The network namespace of the near ends.
@@ -95,7 +97,7 @@ impl Former {
             }
             match text.parse() {
                 Ok(name) => former.add(name, descriptor)?,
-                // The service manager also passes the sockets of its unit.
+                Err(NameError::Foreign) if former.activated.is_none() => former.activated = Some(descriptor),
                 Err(NameError::Foreign) => {}
                 Err(NameError::Unknown) => return Err(OtherVersion { name: text }.into()),
             }
@@ -155,6 +157,7 @@ mod tests {
             sort(&["keeper", "xwarpd.socket", "1h", "1u3.1.42", &client, "1e7", "1p7.1", "1p7.2", "1s9"]);
         let former = former.unwrap();
         assert!(former.keeper.is_some() && former.home.is_some() && former.listener.is_none());
+        assert!(former.activated.is_some() && sort(&["1h"]).unwrap().activated.is_none());
         assert_eq!(former.uplinks[&3].vlans, [42]);
         let device = &former.devices[&7];
         assert_eq!(device.client.as_ref().unwrap().interface, 3);

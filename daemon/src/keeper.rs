@@ -23,6 +23,7 @@ use crate::former::KEEPER;
 use crate::privileges;
 use crate::signals::{self, Signals};
 use crate::store::MAX_NAMES_BYTES;
+use crate::watchdog;
 
 /// Descriptors that the keeper uses at most: one half has low numbers, from 3 on, and is for the child while it starts; the other
 /// half is the keeper's own.
@@ -36,6 +37,9 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 const SERVED_PAUSE: Duration = Duration::from_millis(200);
 /// How often sockets with unread messages are looked at, which their helper empties before they are closed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The longest time without a report of a serving helper, unless the environment names another one, as systemd's does.
+const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// What is kept, and what the child has said.
 #[derive(Debug)]
@@ -109,6 +113,8 @@ struct Helper {
     socket: OwnedFd,
     /// It has closed its end.
     hung_up: bool,
+    /// When it last said something.
+    heard: Instant,
     /// Its program, which goes on when a newer one does not come to serve.
     program: File,
 }
@@ -122,6 +128,8 @@ struct Keeper {
     served: Option<File>,
     /// A signal asks for the end.
     ending: bool,
+    /// A serving helper that says nothing for so long is killed.
+    watchdog: Duration,
 }
 
 /// Keeps descriptors until a signal asks for the end. Returns the exit code of the helper.
@@ -132,7 +140,10 @@ pub(crate) fn run(signals: Signals) -> Result<ExitCode> {
     let shared = own.copy(signals.fd())?;
     drop(signals);
     let path = std::env::current_exe().context("finding this program")?;
-    let mut keeper = Keeper { table: Table::new(own), signals: shared, path, served: None, ending: false };
+    let limit = std::env::var(watchdog::LIMIT_VARIABLE).ok();
+    let watchdog = watchdog::limit(limit.as_deref(), None, std::process::id()).unwrap_or(WATCHDOG);
+    let table = Table::new(own);
+    let mut keeper = Keeper { table, signals: shared, path, served: None, ending: false, watchdog };
     let mut pause = FIRST_PAUSE;
     // A program that does not come to serve is followed by the one that served last, and that by the one at the path again.
     let mut former_next = false;
@@ -207,9 +218,10 @@ impl Keeper {
         let mut command = Command::new(path);
         command.arg0("xwarpd").args(std::env::args_os().skip(1));
         command.env("LISTEN_FDS", copies.len().to_string()).env("LISTEN_FDNAMES", self.table.names());
-        command.env_remove("LISTEN_PID");
+        command.env_remove("LISTEN_PID").env_remove(watchdog::PROCESS_VARIABLE);
+        command.env(watchdog::LIMIT_VARIABLE, self.watchdog.as_micros().to_string());
         let child = command.spawn().context("starting xwarpd")?;
-        Ok(Helper { child, socket: ours, hung_up: false, program })
+        Ok(Helper { child, socket: ours, hung_up: false, heard: Instant::now(), program })
     }
 
     /// Serves a helper until it has ended.
@@ -221,8 +233,9 @@ impl Keeper {
             if let Some(status) = ended {
                 return Ok(status);
             }
+            let left = self.watch(helper);
             let socket = (!helper.hung_up).then_some(&helper.socket);
-            if self.sleep(socket, None)? {
+            if self.sleep(socket, left)? {
                 // It tells its clients why they end.
                 let child = Pid::from_raw(helper.child.id().cast_signed());
                 let _ = child.map(|child| kill_process(child, Signal::INT));
@@ -230,11 +243,29 @@ impl Keeper {
         }
     }
 
+    /// Kills a serving helper whose loop is stuck: it says nothing. Returns the time until it would be.
+    fn watch(&self, helper: &mut Helper) -> Option<Duration> {
+        if !self.table.ready {
+            return None;
+        }
+        let left = (helper.heard + self.watchdog).saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        tracing::error!("xwarpd has not answered for {:?}, and is killed", self.watchdog);
+        let _ = helper.child.kill();
+        helper.heard = Instant::now();
+        Some(self.watchdog)
+    }
+
     fn hear(&mut self, helper: &mut Helper) {
         while !helper.hung_up {
             match receive_message(helper.socket.as_fd()) {
                 Ok((bytes, _)) if bytes.is_empty() => helper.hung_up = true,
-                Ok((bytes, descriptors)) => self.table.hear(&bytes, descriptors),
+                Ok((bytes, descriptors)) => {
+                    helper.heard = Instant::now();
+                    self.table.hear(&bytes, descriptors);
+                }
                 Err(Errno::INTR) => {}
                 Err(_) => return,
             }

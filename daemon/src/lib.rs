@@ -33,6 +33,7 @@
 //! | `names` | the names of descriptors that outlive the helper |
 //! | `store` | the protocol by which systemd, or the keeper, keeps them |
 //! | `keeper` | the process that keeps them where systemd does not |
+//! | `watchdog` | the reports that the loop runs |
 //! | `former` | what the former helper has left |
 //! | `takeover` | the devices of the former helper |
 //! | `report` | reports for users and monitors |
@@ -73,6 +74,7 @@ mod syscalls;
 mod takeover;
 mod turns;
 mod uplink;
+mod watchdog;
 
 use std::process::ExitCode;
 

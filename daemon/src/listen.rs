@@ -37,8 +37,13 @@ struct Made {
 }
 
 impl Listening {
-    /// Opens the socket that the options name. `former` is that of the former helper, with the identity of its file.
-    pub(crate) fn open(options: &Options, former: Option<(OwnedFd, (u64, u64))>) -> Result<Self> {
+    /// Opens the socket that the options name. `former` is that of the former helper, with the identity of its file; `activated`
+    /// that of the service manager.
+    pub(crate) fn open(
+        options: &Options,
+        former: Option<(OwnedFd, (u64, u64))>,
+        activated: Option<OwnedFd>,
+    ) -> Result<Self> {
         let path = &options.socket;
         if let Some((socket, file)) = former
             && identity(path).is_ok_and(|found| found == file)
@@ -48,9 +53,10 @@ impl Listening {
             return Ok(listening);
         }
         if path.as_os_str() == "-" {
-            let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input is closed")?;
+            let standard_input = || io::stdin().as_fd().try_clone_to_owned();
+            let socket = activated.map_or_else(standard_input, Ok).context("standard input is closed")?;
             // A client may disconnect between its arrival and `accept`.
-            ioctl_fionbio(&socket, true).context("standard input is no socket")?;
+            ioctl_fionbio(&socket, true).context("the service manager has passed no socket")?;
             return Ok(Self { socket, made: None });
         }
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {

@@ -21,7 +21,8 @@ pub struct Options {
     /// Interfaces to share; none only with `--socket -`, where clients then hear that nothing is shared
     #[arg(required_unless_present = "socket")]
     pub interfaces: Vec<String>,
-    /// Path of the socket for clients; `-`: the socket on standard input (systemd: `StandardInput=socket`)
+    /// Path of the socket for clients; `-`: the socket that the service manager passes, as the first of `LISTEN_FDS` or as the
+    /// standard input
     #[arg(long, default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
     /// Permissions of the socket, in octal: users that may connect may use the interfaces

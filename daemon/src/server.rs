@@ -105,7 +105,7 @@ pub(crate) fn run(options: &Options, stop: &Signals, mut former: Former) -> Resu
     for (number, uplink) in uplinks.iter_mut().enumerate() {
         uplink.connect_relay(number, &pairs)?;
     }
-    let listening = listen::Listening::open(options, former.listener.take())?;
+    let listening = listen::Listening::open(options, former.listener.take(), former.activated.take())?;
     let memory = MemoryFiles::new().context("making a file in memory")?;
     privileges::drop_others().context("dropping capabilities")?;
     let now = Instant::now();
@@ -285,8 +285,15 @@ impl Server {
             self.store.flush();
             STORE_PAUSE
         });
-        let limits =
-            [behind, self.quarantine.expire(now), self.unthrottle(now), self.take_again(now), stuck, paused];
+        let limits = [
+            self.store.report_running(now),
+            behind,
+            self.quarantine.expire(now),
+            self.unthrottle(now),
+            self.take_again(now),
+            stuck,
+            paused,
+        ];
         limits.into_iter().flatten().min()
     }
 

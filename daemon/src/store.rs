@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use xwarp_leg::message::send_message;
 
 use crate::names::Name;
+use crate::watchdog::{REPORT, Watchdog};
 
 /// Largest sum of the lengths of all names, in bytes: the next process gets them in one variable of its environment, which may
 /// have 128 KiB.
@@ -37,6 +38,8 @@ pub(crate) struct Store {
     names: BTreeSet<Name>,
     names_bytes: usize,
     waiting: VecDeque<(String, Option<OwnedFd>)>,
+    /// The other end restarts this process when its loop is stuck.
+    watchdog: Option<Watchdog>,
 }
 
 /// The length of a name, and of a colon between two.
@@ -57,7 +60,8 @@ impl Store {
                 .ok()
         });
         let keeps = socket.is_some() && keeps;
-        Self { socket, keeps, is_keeper, names, names_bytes, waiting: VecDeque::new() }
+        let watchdog = Watchdog::of_environment(Instant::now()).filter(|_| socket.is_some());
+        Self { socket, keeps, is_keeper, names, names_bytes, waiting: VecDeque::new(), watchdog }
     }
 
     /// Whether descriptors outlive this process.
@@ -114,6 +118,15 @@ impl Store {
     /// Reports that this process serves.
     pub(crate) fn ready(&mut self) {
         self.send("READY=1".into(), None);
+    }
+
+    /// Reports that the loop runs, if that is due. Returns the time until the next report.
+    pub(crate) fn report_running(&mut self, now: Instant) -> Option<Duration> {
+        let (is_due, next) = self.watchdog.as_mut()?.due(now);
+        if is_due {
+            self.send(REPORT.into(), None);
+        }
+        Some(next)
     }
 
     /// Reports that this process ends for good, with everything that is kept.

@@ -1,5 +1,5 @@
 //! Programs without privileges that must outlast restarts of `xwarpd`: a server, and a client that does everything that a device can do,
-//! again and again, and reports how far it has come.
+//! again and again, and reports how far it has come; and [`Crowd`], some of them.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -10,7 +10,10 @@ use xwarp_verbs::{
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
 };
 
-use crate::exchange::{End, LIMIT, device};
+use crate::{
+    exchange::{End, LIMIT, device},
+    process::Running,
+};
 
 /// Messages of the lasting connection in each round, and of the new one.
 const LASTING: usize = 20;
@@ -18,6 +21,45 @@ const NEW: usize = 5;
 
 /// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// Time limit of a round, while a helper may be away.
+const ROUND: Duration = Duration::from_secs(60);
+
+/// A server and clients, all behind the same helper.
+#[derive(Debug)]
+pub struct Crowd {
+    /// The server.
+    pub server: Running,
+    /// Its clients.
+    pub clients: Vec<Running>,
+}
+
+impl Crowd {
+    /// Starts a server at `address` and its clients with a function that starts such a program, and waits until all exchange messages.
+    pub fn start(address: &str, clients: usize, start: impl Fn(&[&str]) -> Result<Running>) -> Result<Self> {
+        let mut server = start(&["serve", address])?;
+        server.wait_for("listens", ROUND)?;
+        let clients = (0..clients).map(|_| start(&["last", address])).collect::<Result<_>>()?;
+        let mut crowd = Self { server, clients };
+        crowd.goes_on()?;
+        Ok(crowd)
+    }
+
+    /// Waits until each client has completed a round that began after this call.
+    pub fn goes_on(&mut self) -> Result<()> {
+        for client in &mut self.clients {
+            let done = client.arrived().iter().filter_map(|line| round(line)).next_back();
+            let next = done.map_or(0, |done| done + 2);
+            client.wait_for_line(&format!("round {next}"), ROUND, |line| round(line) >= Some(next))?;
+        }
+        Ok(())
+    }
+}
+
+/// The number of a round that a client reports.
+fn round(line: &str) -> Option<usize> {
+    line.strip_prefix("round ")?.parse().ok()
+}
 
 /// Accepts connections without end, and answers all messages.
 pub fn serve(address: SocketAddr) -> Result<()> {

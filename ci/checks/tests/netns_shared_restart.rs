@@ -11,7 +11,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use xwarp_checks::{
-    lab::{Family, Lab, LabOptions, Side},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    lasting::Crowd,
     process::Running,
     shared::SharedInterface,
 };
@@ -20,36 +21,10 @@ const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A server and clients, all behind the same helper.
-struct Crowd {
-    server: Running,
-    clients: Vec<Running>,
-}
-
-impl Crowd {
-    fn start(lab: &Lab, shared: &SharedInterface, clients: usize) -> Self {
-        let address = format!("{}:7000", lab.address(Side::A, Family::V4));
-        let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address]).unwrap();
-        server.wait_for("listens", LIMIT).unwrap();
-        let client = |_| shared.start_unprivileged(NOBODYS, &["last", &address]).unwrap();
-        let mut crowd = Self { server, clients: (0..clients).map(client).collect() };
-        crowd.goes_on();
-        crowd
-    }
-
-    /// Waits until each client has completed a round that began after this call.
-    fn goes_on(&mut self) {
-        for client in &mut self.clients {
-            let done = client.arrived().iter().filter_map(|line| round(line)).next_back();
-            let next = done.map_or(0, |done| done + 2);
-            client.wait_for_line(&format!("round {next}"), LIMIT, |line| round(line) >= Some(next)).unwrap();
-        }
-    }
-}
-
-/// The number of a round that a client reports.
-fn round(line: &str) -> Option<usize> {
-    line.strip_prefix("round ")?.parse().ok()
+/// A server on this host and clients, all behind the same helper.
+fn crowd(kept: &Kept, clients: usize) -> Crowd {
+    let address = format!("{}:7000", kept.lab.address(Side::A, Family::V4));
+    Crowd::start(&address, clients, |args| kept.shared.start_unprivileged(NOBODYS, args)).unwrap()
 }
 
 /// The helper that the keeper has started.
@@ -72,12 +47,20 @@ struct Kept {
 }
 
 fn kept(options: &[&str]) -> Kept {
+    kept_by(&[], options)
+}
+
+/// The same, started by a command that precedes it.
+fn kept_by(starter: &[&str], options: &[&str]) -> Kept {
     let lab = Lab::up(LabOptions::default()).unwrap();
     let program = lab.file("xwarpd");
     fs::copy(HELPER, &program).unwrap();
-    let options = [&["--keep"], options].concat();
-    let shared = SharedInterface::start(&lab, program.to_str().unwrap(), &options).unwrap();
-    Kept { lab, program, shared }
+    let options = [&[INTERFACE, "--keep"], options].concat();
+    let shared = SharedInterface::start_by(lab.file("xwarpd.sock"), &options, |args| {
+        let words = [starter, &[program.to_str().unwrap()], args].concat();
+        lab.start(Side::A, words[0], &words[1..])
+    });
+    Kept { shared: shared.unwrap(), lab, program }
 }
 
 impl Kept {
@@ -123,10 +106,10 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 /// Restarts by TERM and KILL in turn under the verified traffic of clients.
 fn restarts(clients: usize, restarts: usize) {
     let mut kept = kept(&["--devices-per-user", "16"]);
-    let mut crowd = Crowd::start(&kept.lab, &kept.shared, clients);
+    let mut crowd = crowd(&kept, clients);
     for signal in [Signal::TERM, Signal::KILL].into_iter().cycle().take(restarts) {
         kept.restart(signal);
-        crowd.goes_on();
+        crowd.goes_on().unwrap();
     }
 }
 
@@ -145,7 +128,7 @@ fn netns_shared_restart_of_many_clients_many_times_ends_nothing() {
 #[test]
 fn netns_shared_restart_what_happens_meanwhile_is_not_lost() {
     let mut kept = kept(&["--quarantine", "0"]);
-    let mut crowd = Crowd::start(&kept.lab, &kept.shared, 2);
+    let mut crowd = crowd(&kept, 2);
     kept.ip("address add 10.77.0.8/24 dev xw0");
     crowd.clients[0].wait_for("10.77.0.8", LIMIT).unwrap();
     let address = |port| format!("{}:{port}", kept.lab.address(Side::A, Family::V4));
@@ -162,7 +145,7 @@ fn netns_shared_restart_what_happens_meanwhile_is_not_lost() {
     kept.ip("address del 10.77.0.8/24 dev xw0");
     kept.ip("link set dev xw0 mtu 1400");
     kept.back();
-    crowd.goes_on();
+    crowd.goes_on().unwrap();
     for client in &mut crowd.clients {
         client.wait_for("10.77.0.9", LIMIT).unwrap();
         client.wait_for("mtu 1400", LIMIT).unwrap();
@@ -175,14 +158,14 @@ fn netns_shared_restart_what_happens_meanwhile_is_not_lost() {
     crowd.clients[0].wait_for("mtu 1300", LIMIT).unwrap();
     // Nothing of the past is in the way of another restart.
     kept.restart(Signal::KILL);
-    crowd.goes_on();
+    crowd.goes_on().unwrap();
 }
 
 /// An upgrade puts another file in the place of the program. One that cannot go on with the devices leaves them to the former program.
 #[test]
 fn netns_shared_restart_runs_the_new_program_or_else_the_former_one() {
     let mut kept = kept(&[]);
-    let mut crowd = Crowd::start(&kept.lab, &kept.shared, 1);
+    let mut crowd = crowd(&kept, 1);
     let running = |kept: &Kept| {
         fs::metadata(format!("/proc/{}/exe", helper(&kept.shared).as_raw_nonzero())).unwrap().ino()
     };
@@ -192,16 +175,31 @@ fn netns_shared_restart_runs_the_new_program_or_else_the_former_one() {
     fs::rename(&new, &kept.program).unwrap();
     assert_ne!(running(&kept), at_path(&kept));
     kept.restart(Signal::TERM);
-    crowd.goes_on();
+    crowd.goes_on().unwrap();
     let upgraded = running(&kept);
     assert_eq!(upgraded, at_path(&kept), "the old program runs on");
     fs::write(&new, "#!/bin/sh\nexit 1\n").unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
     fs::rename(&new, &kept.program).unwrap();
     kept.restart(Signal::TERM);
-    crowd.goes_on();
+    crowd.goes_on().unwrap();
     assert_eq!(running(&kept), upgraded);
     kept.shared.helper.wait_for("the former program goes on", LIMIT).unwrap();
+}
+
+/// A helper whose loop is stuck is killed, and the next one goes on. One that runs is left alone.
+#[test]
+fn netns_shared_restart_a_stuck_helper_is_replaced() {
+    let mut kept = kept_by(&["env", "WATCHDOG_USEC=4000000", "WATCHDOG_PID=1"], &[]);
+    let mut crowd = crowd(&kept, 1);
+    let stuck = helper(&kept.shared);
+    // Longer than the limit, by its reports.
+    thread::sleep(Duration::from_secs(6));
+    assert_eq!(helper(&kept.shared), stuck);
+    kill_process(stuck, Signal::STOP).unwrap();
+    kept.shared.helper.wait_for("has not answered for 4s, and is killed", LIMIT).unwrap();
+    wait_until("the stuck helper stays", || helper(&kept.shared) != stuck);
+    crowd.goes_on().unwrap();
 }
 
 /// A helper that finds descriptors of another version changes nothing.
@@ -225,9 +223,9 @@ fn netns_shared_restart_ends_with_the_keeper() {
         [(Signal::TERM, "xwarpd was stopped"), (Signal::KILL, "the keeper of xwarpd has ended")]
     {
         let mut kept = kept(&[]);
-        let mut crowd = Crowd::start(&kept.lab, &kept.shared, 1);
+        let mut crowd = crowd(&kept, 1);
         kept.restart(Signal::KILL);
-        crowd.goes_on();
+        crowd.goes_on().unwrap();
         let helper = helper(&kept.shared);
         kept.shared.helper.signal(signal).unwrap();
         crowd.server.wait_for(reason, LIMIT).unwrap();
@@ -245,7 +243,7 @@ fn netns_shared_restart_ends_with_the_keeper() {
 #[test]
 fn netns_shared_restart_attack_nonsense_meanwhile_is_bounded() {
     let mut kept = kept(&[]);
-    let mut crowd = Crowd::start(&kept.lab, &kept.shared, 1);
+    let mut crowd = crowd(&kept, 1);
     let go = kept.lab.file("go");
     let ways = ["junk", "empty", "linger", "leave"];
     let start = |way: &&str| {
@@ -266,12 +264,12 @@ fn netns_shared_restart_attack_nonsense_meanwhile_is_bounded() {
         one.wait_for("sent", LIMIT).unwrap();
     }
     kept.back();
-    crowd.goes_on();
+    crowd.goes_on().unwrap();
     for one in &mut hostile {
         one.wait_for("hung up", LIMIT).unwrap();
     }
     kept.restart(Signal::TERM);
-    crowd.goes_on();
+    crowd.goes_on().unwrap();
     // The keeper has nothing left of them: a namespace, a helper's socket and seven descriptors for each of two devices.
     let kept_now = || fs::read_dir(format!("/proc/{}/fd", kept.shared.helper.id())).unwrap().count();
     wait_until("the keeper keeps what nobody needs", || kept_now() < 40);
