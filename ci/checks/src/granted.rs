@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead as _, stdin},
     net::{IpAddr, Ipv4Addr},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     process::{Command, Stdio},
     thread,
@@ -59,8 +59,15 @@ pub(crate) fn sealed(bytes: u64, present: bool) -> Result<OwnedFd> {
 /// What the helper grants for a device.
 pub(crate) struct Opened {
     pub socket: OwnedFd,
-    _events: OwnedFd,
+    events: OwnedFd,
     pub device: Device,
+}
+
+impl Opened {
+    /// The socket of events.
+    pub(crate) fn events(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
 }
 
 /// Opens a small device.
@@ -68,7 +75,7 @@ pub(crate) fn opened(raw: &Raw) -> Result<Opened> {
     let (reply, descriptors) = raw.ask(open(SMALL), None)?;
     let Reply::Opened(device) = reply else { bail!("{reply:?}") };
     let [socket, events] = <[OwnedFd; 2]>::try_from(descriptors).ok().context("two descriptors")?;
-    Ok(Opened { socket, _events: events, device })
+    Ok(Opened { socket, events, device })
 }
 
 fn script(name: &str) -> PathBuf {

@@ -38,6 +38,7 @@ pub mod foreign;
 pub mod framing;
 pub mod goodput;
 mod granted;
+mod havoc;
 pub mod hop;
 pub mod hostile;
 pub mod lab;

@@ -24,6 +24,7 @@ use xwarp_tcp::link::{Link as _, QueueId};
 use crate::{
     exchange::{LIMIT, itself, serve, talk},
     granted::{self, SMALL, bytes_of, memory, open, opened, sealed},
+    havoc,
     lab::INTERFACE,
     lasting, linger,
     raw::Raw,
@@ -40,6 +41,9 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["socket"] => granted::socket(),
         ["metadata", peer] => granted::metadata(peer.parse()?),
         ["keep"] => granted::keep(),
+        ["deaths", seed, seconds] => havoc::deaths(seed.parse()?, seconds.parse()?),
+        ["havoc", seed] => havoc::havoc(seed.parse()?),
+        ["answers", seconds] => havoc::answers(seconds.parse()?),
         ["opens", beside] => granted::opens(beside.parse()?),
         ["frames", peer] => foreign_frames(peer.parse()?),
         ["ports", most] => too_many_ports(most.parse()?),
