@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant as Clock};
 
-use xwarp_tcp::sim::{Direction, Faults, complete_checksums};
+use xwarp_tcp::sim::{Direction, Faults, complete_checksums, words::time};
 use xwarp_tcp::time::Instant;
 
 /// Frames that may be on their way on one path; more are lost. A path with a long delay would otherwise hold what a sender likes.
@@ -17,8 +17,47 @@ struct Path {
     direction: Direction,
     faults: Faults,
     seed: u64,
-    /// Nothing passes.
-    is_cut: bool,
+    cut: Option<Cut>,
+}
+
+/// A time in which nothing passes.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    begins: Begin,
+    /// `None`: it lasts until it is healed.
+    lasts: Option<Duration>,
+}
+
+/// When a cut begins.
+#[derive(Debug, Clone, Copy)]
+enum Begin {
+    At(Instant),
+    /// With the frame that follows so many others.
+    AfterFrames(u64),
+}
+
+impl Begin {
+    /// The words after `after`: a time from now, or a number of frames.
+    fn parse(text: &str, now: Instant) -> Result<Self, String> {
+        match text.parse() {
+            Ok(frames) => Ok(Self::AfterFrames(frames)),
+            Err(_) => time(text).map(|wait| Self::At(now + wait)),
+        }
+    }
+}
+
+impl Cut {
+    /// Whether a frame that is sent now is lost.
+    fn loses(&mut self, now: Instant) -> bool {
+        if let Begin::AfterFrames(left) = &mut self.begins {
+            if *left > 0 {
+                *left -= 1;
+                return false;
+            }
+            self.begins = Begin::At(now);
+        }
+        matches!(self.begins, Begin::At(begin) if now >= begin && self.lasts.is_none_or(|lasts| now < begin + lasts))
+    }
 }
 
 /// The directions with faults, by the numbers of the hosts at their ends.
@@ -52,7 +91,7 @@ impl Paths {
     }
 
     /// Changes the faults from one host to another by words: `NAME VALUE ...` as of [`Faults::set`], `seed N`, `cut`, `heal`,
-    /// `clear`.
+    /// `clear`. After `cut`, `after TIME` or `after FRAMES` says when it begins, and `for TIME` how long it lasts.
     ///
     /// # Errors
     /// The text says which word is wrong; nothing has changed then.
@@ -61,22 +100,26 @@ impl Paths {
         if known.is_none() && self.paths.len() >= MAX_PATHS {
             return Err(format!("faults of {MAX_PATHS} directions are set already"));
         }
-        let (mut faults, mut seed, mut is_cut) =
-            known.map_or((Faults::default(), 1, false), |path| (path.faults, path.seed, path.is_cut));
+        let (mut faults, mut seed, mut cut) =
+            known.map_or((Faults::default(), 1, None), |path| (path.faults, path.seed, path.cut));
+        let now = self.now();
         let mut again = known.is_none();
         let mut words = words.split_whitespace();
         while let Some(word) = words.next() {
             match word {
-                "cut" => is_cut = true,
-                "heal" => is_cut = false,
-                "clear" => (faults, is_cut) = (Faults::default(), false),
+                "cut" => cut = Some(Cut { begins: Begin::At(now), lasts: None }),
+                "heal" => cut = None,
+                "clear" => (faults, cut) = (Faults::default(), None),
                 name => {
                     let value = words.next().ok_or_else(|| format!("'{name}' has no value"))?;
-                    if name == "seed" {
-                        seed = value.parse().map_err(|_| format!("'{value}' is not a seed, a number"))?;
-                        again = true;
-                    } else {
-                        faults.set(name, value)?;
+                    match (name, &mut cut) {
+                        ("seed", _) => {
+                            seed = value.parse().map_err(|_| format!("'{value}' is not a seed, a number"))?;
+                            again = true;
+                        }
+                        ("after", Some(cut)) => cut.begins = Begin::parse(value, now)?,
+                        ("for", Some(cut)) => cut.lasts = Some(time(value)?),
+                        _ => faults.set(name, value)?,
                     }
                 }
             }
@@ -84,10 +127,10 @@ impl Paths {
         if again {
             // Both directions of a pair differ.
             let direction = Direction::new(faults, seed ^ u64::from(from) << 32 ^ u64::from(to) << 48);
-            self.paths.insert((from, to), Path { direction, faults, seed, is_cut });
+            self.paths.insert((from, to), Path { direction, faults, seed, cut });
         } else if let Some(path) = self.paths.get_mut(&(from, to)) {
             path.direction.set_faults(faults);
-            (path.faults, path.is_cut) = (faults, is_cut);
+            (path.faults, path.cut) = (faults, cut);
         }
         Ok(())
     }
@@ -96,7 +139,7 @@ impl Paths {
     pub(crate) fn send(&mut self, from: u16, to: u16, copy: impl FnOnce() -> Vec<u8>) -> Way {
         let now = self.now();
         let Some(path) = self.paths.get_mut(&(from, to)) else { return Way::Faultless };
-        if path.is_cut {
+        if path.cut.as_mut().is_some_and(|cut| cut.loses(now)) {
             return Way::Cut;
         }
         // Frames that are still on their way are not overtaken.
@@ -170,9 +213,45 @@ mod tests {
     }
 
     #[test]
+    fn cuts_begin_after_frames_or_a_time_and_end() {
+        let mut paths = Paths::default();
+        let passes = |paths: &mut Paths| paths.send(1, 2, || panic!("a copy")) == Way::Faultless;
+        paths.change(1, 2, "cut after 2 for 50ms").unwrap();
+        let begin = Clock::now();
+        assert!(passes(&mut paths) && passes(&mut paths) && !passes(&mut paths));
+        while !passes(&mut paths) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        paths.change(1, 2, "cut after 1000s").unwrap();
+        assert!(passes(&mut paths), "it begins later");
+        let begin = Clock::now();
+        paths.change(1, 2, "cut after 50ms").unwrap();
+        while passes(&mut paths) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        // Another change of the direction leaves the cut as it is.
+        paths.change(1, 2, "seed 7 delay 0ms").unwrap();
+        assert!(!passes(&mut paths));
+        paths.change(1, 2, "cut for 0s").unwrap();
+        assert!(passes(&mut paths));
+    }
+
+    #[test]
     fn wrong_words_change_nothing() {
         let mut paths = Paths::default();
-        for words in ["loss", "loss 200%", "los 1%", "seed x", "cut loss 7"] {
+        for words in [
+            "loss",
+            "loss 200%",
+            "los 1%",
+            "seed x",
+            "cut loss 7",
+            "cut after x",
+            "cut for 1",
+            "for 1s",
+            "after 3",
+        ] {
             assert!(paths.change(1, 2, words).is_err(), "{words}");
             assert!(paths.have_no_faults(), "{words}");
         }

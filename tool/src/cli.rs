@@ -289,7 +289,16 @@ pub enum FabricCommand {
         faults: Box<FabricFaults>,
     },
     /// Lets nothing pass between two hosts.
-    Cut(FabricEnds),
+    Cut {
+        #[command(flatten)]
+        ends: FabricEnds,
+        /// Begins after this time (100ms), or after so many frames of each direction.
+        #[arg(long, value_name = "TIME|FRAMES")]
+        after: Option<String>,
+        /// Ends by itself after this time.
+        #[arg(long = "for", value_name = "TIME")]
+        lasts: Option<String>,
+    },
     /// Ends a cut.
     Heal(FabricEnds),
 }

@@ -191,7 +191,11 @@ fn run_fabric(FabricArguments { name, command }: &FabricArguments) -> Result<Exi
         FabricCommand::Set { ends, faults } => {
             fabric::set(name, ends.names(), ends.one_way, &faults.words())?;
         }
-        FabricCommand::Cut(ends) => fabric::set(name, ends.names(), ends.one_way, "cut")?,
+        FabricCommand::Cut { ends, after, lasts } => {
+            let named = [("after", after), ("for", lasts)];
+            let set = named.iter().filter_map(|(word, value)| Some(format!(" {word} {}", value.as_ref()?)));
+            fabric::set(name, ends.names(), ends.one_way, &format!("cut{}", set.collect::<String>()))?;
+        }
         FabricCommand::Heal(ends) => fabric::set(name, ends.names(), ends.one_way, "heal")?,
         FabricCommand::Show => fabric::show(name, &mut io::stdout().lock())?,
     }

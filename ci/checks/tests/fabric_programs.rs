@@ -165,6 +165,22 @@ fn fabric_faults_are_mended_and_cuts_heal() {
     assert!(success, "{said}");
 }
 
+/// A cut that hits a moment of a test: it begins with a frame, and ends by itself.
+#[test]
+fn fabric_a_cut_begins_after_frames_and_ends() {
+    let user = User::new("moment");
+    for host in ["a", "b"] {
+        user.run(&format!("run --fabric --host {host} true"));
+    }
+    let (success, said) = user.outcome("fabric cut a b --after soon");
+    assert!(!success && said.contains("not a time"), "{said}");
+    user.run("fabric cut a b --after 40 --for 300ms");
+    assert!(!user.run("fabric show").contains("fabric.cut"), "it has not begun");
+    user.pair("run --fabric --host a rping -s -C 50 -V", "run --fabric --host b rping -c -a a -C 50 -V");
+    let shown = user.run("fabric show");
+    assert!(shown.contains("fabric.cut"), "{shown}");
+}
+
 #[test]
 fn fabric_programs_end_with_it() {
     let user = User::new("ends");
