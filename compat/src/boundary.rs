@@ -284,6 +284,11 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T: Copy> Out<T> {
+    /// A place in a structure of C.
+    pub const fn of(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }

@@ -8,7 +8,7 @@
 use std::arch::global_asm;
 
 use crate::cm::{
-    addrinfo, channel as cm_channel, connect, endpoint, event as cm_event, id, names, options,
+    addrinfo, channel as cm_channel, connect, endpoint, event as cm_event, id, interfaces, names, options,
     refused as cm_refused, resolve, rsocket,
 };
 use crate::faults;
@@ -324,6 +324,9 @@ table! {
         signal => faults::signal,
         getaddrinfo => names::getaddrinfo,
     }
+    "GLIBC_2.3" {
+        getifaddrs => interfaces::getifaddrs,
+    }
 }
 #[cfg(target_arch = "aarch64")]
 table! {
@@ -331,6 +334,7 @@ table! {
         sigaction => faults::sigaction,
         signal => faults::signal,
         getaddrinfo => names::getaddrinfo,
+        getifaddrs => interfaces::getifaddrs,
     }
 }
 

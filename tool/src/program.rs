@@ -62,6 +62,11 @@ pub struct Found {
 }
 
 impl Found {
+    /// Whether a library that is preloaded ends the program: the dynamic linker of musl loads it, and does not find its symbols.
+    pub fn forbids_preload(&self) -> bool {
+        matches!(self.obstacle, Obstacle::OtherLibc(_))
+    }
+
     /// The remedy for a file that gains privileges, for which the linker removes our variables also from the environment of
     /// further programs. `None` for the other obstacles: programs that this one starts may load the library.
     pub fn remedy(&self) -> Option<String> {
@@ -114,6 +119,16 @@ impl NotStarted {
 pub fn say(line: &str) {
     // There is no other place where the error of this could be shown.
     let _ = io::Write::write_all(&mut io::stderr(), format!("xwarp: {line}\n").as_bytes());
+}
+
+/// The value of `LD_PRELOAD` with `library` before the libraries that it names already.
+pub fn preload(library: PathBuf) -> OsString {
+    let mut list = library.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
 }
 
 /// The obstacle to loading a library into `program`, which is searched in `PATH`, or into the interpreter of a script.

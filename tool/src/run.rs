@@ -24,7 +24,7 @@ use xwarp_leg::place::{self, Place};
 
 use crate::{
     device,
-    program::{NotStarted, obstacle, say},
+    program::{NotStarted, obstacle, preload, say},
     sysfs,
 };
 
@@ -33,7 +33,8 @@ pub use crate::sysfs::Face;
 /// The target of the links.
 const LIBRARY: &str = "libxwarp_compat.so";
 /// The names under which the dynamic linker looks for it, and one for `LD_PRELOAD`.
-const NAMES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libxwarp-preload.so"];
+const NAMES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", PRELOADED];
+const PRELOADED: &str = "libxwarp-preload.so";
 /// The directory of links, beside the library.
 const DIRECTORY: &str = "xwarp-libraries";
 /// The directory of a user's temporary files, which nobody else may write.
@@ -151,6 +152,19 @@ fn own_directory(library: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// Preloads our library: the names and addresses of a fabric's hosts come from functions of the C library, which programs that load
+/// our library later than libc do not find in it.
+fn add_preloaded(command: &mut Command, library: PathBuf) {
+    command.env("LD_PRELOAD", preload(library));
+    // The runtime of gcc's AddressSanitizer ends programs with a library before it.
+    let mut options = OsString::from("verify_asan_link_order=0");
+    if let Some(others) = env::var_os("ASAN_OPTIONS") {
+        options.push(":");
+        options.push(others);
+    }
+    command.env("ASAN_OPTIONS", options);
+}
+
 /// Replaces this process by `program`, with `devices` as its only RDMA devices unless there are none. Returns only if that fails.
 pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
     let Options { devices, replace_program, fabric, face, sysfs } = options;
@@ -159,13 +173,15 @@ pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
         device::check(&device)?;
     }
     let directory = links(&library()?)?;
-    if let Some(found) = obstacle(name) {
+    let obstacle = obstacle(name);
+    if let Some(found) = &obstacle {
         if let Some(remedy) = found.remedy() {
             return Err(NotStarted::Refused(format!("{found}: {remedy}")).into());
         }
         // It may be a launcher of other programs, which inherit the environment.
         say(&format!("{found}: it cannot load the drop-in libraries"));
     }
+    let preloaded = directory.join(PRELOADED);
     let mut paths = directory.into_os_string();
     if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
         paths.push(":");
@@ -178,6 +194,9 @@ pub fn run(options: &Options, program: &[OsString]) -> Result<()> {
     }
     if let Some(fabric) = fabric {
         fabric.enter(&mut command)?;
+        if !obstacle.is_some_and(|found| found.forbids_preload()) {
+            add_preloaded(&mut command, preloaded);
+        }
     }
     if *replace_program {
         command.env(REPLACE_VARIABLE, "1");

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     device::check_or_shared,
-    program::{NotStarted, obstacle, say},
+    program::{NotStarted, obstacle, preload, say},
 };
 
 /// Names of the library: as it is installed, and as cargo builds it.
@@ -61,13 +61,8 @@ fn command(options: &Options, program: &[OsString]) -> io::Result<Command> {
         Some(library) => library.clone(),
         None => find_library()?,
     };
-    let mut preload = fs::canonicalize(library)?.into_os_string();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
     let mut command = Command::new(name);
-    command.args(arguments).env("LD_PRELOAD", preload);
+    command.args(arguments).env("LD_PRELOAD", preload(fs::canonicalize(library)?));
     if let Some(device) = &options.device {
         command.env("XWARP_SDP_DEVICE", device);
     }

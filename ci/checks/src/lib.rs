@@ -50,6 +50,7 @@ pub mod operations;
 pub mod perf;
 pub mod process;
 pub mod programs;
+pub mod pyverbs;
 mod raw;
 pub mod recorded;
 pub mod rounds;

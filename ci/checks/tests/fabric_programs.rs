@@ -4,11 +4,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use xwarp_checks::process::Running;
+use xwarp_checks::pyverbs::{expected, found};
 use xwarp_checks::user::{LIMIT, User, finish};
 
 /// Whether only its owner may enter a directory.
@@ -192,4 +194,143 @@ fn fabric_programs_end_with_it() {
     }
     user.run("fabric stop");
     serving.wait_for("the device fabric has ended", LIMIT).unwrap();
+}
+
+/// A file of `tests/compat`.
+fn compat_file(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name).display().to_string()
+}
+
+/// libfabric looks for the addresses of the host and, as every program may, loads the libraries after libc.
+#[test]
+fn fabric_libfabric_finds_the_addresses_and_verifies_data() {
+    let user = User::new("libfabric");
+    for (host, address) in [("--host a", "127.77.0.1"), ("--host b", "127.77.0.2"), ("", "127.0.0.1")] {
+        let said = user.run(&format!("run --fabric {host} fi_info -p verbs -v"));
+        assert!(said.contains("FI_PROTO_IWARP") && said.contains(address), "{said}");
+    }
+    let transfers = [
+        ("-p verbs -e msg -I 50 -c", ["--host a", "--host b"], "a"),
+        ("-p verbs;ofi_rxm -e rdm -I 50 -c", ["--host a", "--host b"], "127.77.0.1"),
+        ("-p verbs -e msg -I 50 -c", ["", ""], "localhost"),
+    ];
+    for (options, hosts, address) in transfers {
+        // Server and client exchange addresses over the kernel's TCP.
+        let [server, client] = hosts.map(|host| format!("run --fabric {host} fi_pingpong {options}"));
+        let said = user.pair(&server, &format!("{client} {address}"));
+        assert!(said.lines().any(|line| line.starts_with("1m ")), "{said}");
+    }
+}
+
+/// Two ranks of one host, by libfabric: messages of many lengths and sums over iWARP, and synchronous sends, which need the other face.
+#[test]
+fn fabric_mpi_delivers_right_data() {
+    let user = User::new("mpi");
+    for (program, face, words) in [("ring", "iwarp", "data are right"), ("ssend", "roce", "200 rounds")] {
+        let compiled = user.directory().join(program);
+        let source = compat_file(&format!("{program}.c"));
+        assert!(Command::new("mpicc").arg("-o").arg(&compiled).arg(source).status().unwrap().success());
+        let mut command = user.xwarp(&format!("run --fabric --as {face} mpirun --oversubscribe -np 2"));
+        command.args(["--mca", "pml", "cm", "--mca", "mtl", "ofi"]);
+        command.args(["--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm"]).arg(compiled);
+        // Ranks that poll share two processors with everything else.
+        command.env("OMPI_MCA_mpi_yield_when_idle", "1");
+        let (success, said) = finish(Running::start(command).unwrap());
+        assert!(success && said.matches(words).count() == 2, "{said}");
+    }
+}
+
+/// The runtime of `AddressSanitizer` ends programs with a library before it, as a preloaded one is.
+#[test]
+fn fabric_programs_with_address_sanitizer_start() {
+    let user = User::new("sanitized");
+    let program = user.directory().join("gid");
+    let source = compat_file("gid.c");
+    let options = ["-fsanitize=address", "-o"];
+    let built = Command::new("gcc")
+        .args(options)
+        .args([program.display().to_string(), source])
+        .arg("-libverbs")
+        .status();
+    assert!(built.unwrap().success());
+    let mut command = user.xwarp(&format!("run --fabric {}", program.display()));
+    command.env("ASAN_OPTIONS", "detect_leaks=0");
+    let (success, said) = finish(Running::start(command).unwrap());
+    assert!(success && said.contains("gid type"), "{said}");
+}
+
+/// The receiver of fio compares checksums in the blocks that the sender writes.
+#[test]
+fn fabric_fio_verifies_data() {
+    let user = User::new("fio");
+    let job = |name: &str, options: &str| {
+        let common = "ioengine=rdma\nport=7101\nbs=16k\nsize=2m\niodepth=4\nthread=1\nverify_state_save=0\n";
+        let file = user.directory().join(name);
+        fs::write(&file, format!("[job]\n{common}{options}")).unwrap();
+        format!("run --fabric fio {}", file.display())
+    };
+    let receiver = job("receive", "rw=read\nverify=crc32c\n");
+    for (checksums, words) in [("verify=crc32c\ndo_verify=0\n", "err= 0"), ("", "verify: bad magic header")] {
+        let sender = job("send", &format!("rw=write\nhostname=127.0.0.1\nverb=send\n{checksums}"));
+        let mut receiving = user.start(&receiver);
+        let end = Instant::now() + LIMIT;
+        let mut sending = user.start(&sender);
+        // A sender that comes too early is refused, and ends with success. One that is refused later does not end.
+        while receiving.wait(Duration::from_millis(300)).is_err() {
+            assert!(Instant::now() < end, "{}", so_far(&mut receiving));
+            if sending.wait(Duration::from_millis(1)).is_ok() {
+                sending = user.start(&sender);
+            }
+        }
+        let (success, said) = finish(receiving);
+        assert!(success != checksums.is_empty() && said.contains(words), "{said}");
+    }
+}
+
+/// pyverbs' own tests end as over AF_XDP, except those of the connection manager, which look for the device in `/sys`.
+#[test]
+fn fabric_pyverbs_own_suite_ends_as_expected() {
+    let user = User::new("pyverbs");
+    let copy = user.directory().join("suite");
+    let said = user.run(&format!(
+        "run --fabric python3 {} {} --dev fabric",
+        compat_file("pyverbs_suite.py"),
+        copy.display()
+    ));
+    let text = fs::read_to_string(compat_file("pyverbs_outcomes.txt")).unwrap();
+    let (expected, found) = (expected(&text), found(&said).unwrap_or_else(|| panic!("{said}")));
+    assert!(expected.keys().eq(found.keys()), "other tests: {said}");
+    for (name, (outcome, reason)) in found {
+        let has_no_interface = outcome == "skip" && reason.contains("doesn't have net interface");
+        assert!(outcome == expected[name].0 || has_no_interface, "{outcome} {name}: {reason}");
+    }
+}
+
+/// The last step of the CI job that the guide shows, as its runner would run it.
+#[test]
+fn fabric_the_job_of_the_guide_succeeds() {
+    let user = User::new("guide");
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/testing.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let job = guide.split_once("```yaml\n").and_then(|(_, rest)| rest.split_once("```")).unwrap().0;
+    let step = job.rsplit_once("- run: |\n").unwrap().1;
+    assert!(step.contains("xwarp run --fabric"), "{step}");
+    let mut command = user.command("sh");
+    let programs = xwarp_checks::unmodified::xwarp().unwrap();
+    let path = format!("{}:{}", programs.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    command.env("PATH", path).args(["-e", "-c", step]);
+    let (success, said) = finish(Running::start(command).unwrap());
+    assert!(success, "{said}");
+}
+
+/// The first command that README offers to users without root.
+#[test]
+fn fabric_the_demonstration_runs_for_a_user() {
+    let user = User::new("demo");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let programs = xwarp_checks::unmodified::xwarp().unwrap();
+    let mut command = user.command(root.join("ci/demo"));
+    command.arg("--programs").arg(programs.parent().unwrap()).arg("--fabric");
+    let (success, said) = finish(Running::start(command).unwrap());
+    assert!(success && said.contains("5x Send (5000 bytes)"), "{said}");
 }

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{
-    collections::BTreeMap,
     env,
     fmt::Write as _,
     fs,
@@ -14,6 +13,7 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, Lab, LabOptions, Side, distribution},
     process::Running,
+    pyverbs::{Outcomes, expected, found},
     shared::SharedInterface,
     unmodified::{LIMIT, compiled, start_with},
 };
@@ -38,35 +38,8 @@ fn compat_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name)
 }
 
-/// The outcome of each test, and after `#` the reason for it.
-fn expected(text: &str) -> BTreeMap<&str, (&str, &str)> {
-    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    lines
-        .map(|line| {
-            let (found, reason) = line.split_once(" # ").unwrap_or((line, ""));
-            let (outcome, name) = found.split_once(' ').unwrap();
-            (name, (outcome, reason))
-        })
-        .collect()
-}
-
-/// The outcomes that the suite printed.
-fn found(said: &str) -> BTreeMap<&str, (&str, &str)> {
-    let outcomes: BTreeMap<&str, (&str, &str)> = said
-        .lines()
-        .filter_map(|line| line.strip_prefix("outcome "))
-        .map(|line| {
-            let mut words = line.splitn(3, ' ');
-            let (outcome, name) = (words.next().unwrap(), words.next().unwrap());
-            (name, (outcome, words.next().unwrap_or_default()))
-        })
-        .collect();
-    assert!(said.contains(&format!("ran {} tests", outcomes.len())), "{said}");
-    outcomes
-}
-
 /// Writes the file of expected outcomes, with the known reasons of the outcomes that did not change.
-fn rewrite(file: &Path, text: &str, outcomes: &BTreeMap<&str, (&str, &str)>) {
+fn rewrite(file: &Path, text: &str, outcomes: &Outcomes<'_>) {
     let known = expected(text);
     let head = text.lines().take_while(|line| line.starts_with('#'));
     let mut new: String = head.flat_map(|line| [line, "\n"]).collect();
@@ -94,7 +67,8 @@ fn pyverbs(suite: &'static str, outcomes: &str) {
     let said = suite.output();
     assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{status:?}\n{said}");
 
-    let (file, found) = (compat_file(outcomes), found(&said));
+    let found = found(&said);
+    let (file, found) = (compat_file(outcomes), found.unwrap_or_else(|| panic!("{said}")));
     let text = fs::read_to_string(&file).unwrap_or_default();
     if env::var_os(WRITE).is_some() {
         return rewrite(&file, &text, &found);

@@ -9,6 +9,7 @@ pub mod connect;
 pub mod endpoint;
 pub mod event;
 pub mod id;
+pub mod interfaces;
 pub mod names;
 pub mod options;
 pub mod parking;

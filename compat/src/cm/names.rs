@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Whether this process is on a fabric; looked up apart from the configuration, because any program calls `getaddrinfo`.
-fn is_on_fabric() -> bool {
+pub fn is_on_fabric() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
     *IS.get_or_init(|| std::env::var_os("XWARP_FABRIC").is_some_and(|name| !name.is_empty()))
 }
