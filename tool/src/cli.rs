@@ -71,13 +71,16 @@ pub struct ExplainArguments {
     /// Prints a JSON object a line: events, then '{"summary": ...}' for each connection, then totals.
     #[arg(long)]
     json: bool,
+    /// Prints one HTML page with a sequence diagram of each connection, without scripts and other files.
+    #[arg(long, conflicts_with_all = ["json", "frames", "summary"])]
+    html: bool,
 }
 
 impl ExplainArguments {
     /// The output format.
     pub fn options(&self) -> Options {
-        let Self { connection, summary, all, frames, json, .. } = *self;
-        Options { json, frames, summary, all, connection, live: false }
+        let Self { connection, summary, all, frames, json, html, .. } = *self;
+        Options { json, html, frames, summary, all, connection, live: false }
     }
 }
 

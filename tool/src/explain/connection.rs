@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{
     event::Event,
+    health::{Counts, Finding, Health},
     messages::Total,
     mpa::{Events, Mpa},
     packet::Segment,
@@ -24,6 +25,7 @@ pub struct Connection {
     pub ends: [SocketAddr; 2],
     directions: [Direction; 2],
     mpa: Mpa,
+    health: Health,
     state: State,
     begin: Option<Duration>,
     last: Option<Duration>,
@@ -70,8 +72,12 @@ pub struct Summary {
     pub seconds: Option<f64>,
     /// Time from the SYN to the acknowledgement of the SYN-ACK.
     pub handshake_ms: Option<f64>,
+    /// Time from the first frame to the first byte of data.
+    pub first_byte_ms: Option<f64>,
     /// Whether MPA was recognised.
     pub mpa: bool,
+    /// What slowed it.
+    pub health: Vec<Finding>,
     /// How it ended.
     pub end: String,
     /// The traffic of each end.
@@ -109,6 +115,20 @@ pub struct EndSummary {
     pub messages: BTreeMap<&'static str, Total>,
 }
 
+impl EndSummary {
+    fn counts(&self) -> Counts {
+        Counts {
+            end: self.name,
+            segments: self.segments,
+            out_of_order: self.out_of_order,
+            retransmissions: self.retransmissions,
+            retransmitted_bytes: self.retransmitted_bytes,
+            bad_fpdus: self.bad_fpdus,
+            congestion_marks: self.congestion_marks,
+        }
+    }
+}
+
 impl Connection {
     /// The connection of a segment; its sender becomes end 0 unless the segment is a SYN-ACK.
     pub fn new(segment: &Segment<'_>, time: Option<Duration>) -> Self {
@@ -118,6 +138,7 @@ impl Connection {
             ends: if answer { [to, from] } else { [from, to] },
             directions: Default::default(),
             mpa: Mpa::default(),
+            health: Health::default(),
             state: State::Open(None),
             begin: time,
             last: time,
@@ -163,6 +184,7 @@ impl Connection {
         let first = self.frames == 0;
         self.frames += 1;
         self.last = time.or(self.last);
+        self.health.read(segment, from, time, frame);
         if segment.syn {
             self.read_syn(segment, from, first, out);
         } else if first {
@@ -266,7 +288,7 @@ impl Connection {
         out: &mut Events,
     ) {
         let alone = self.directions[1 - from].frames == 0;
-        let Self { directions, mpa, .. } = self;
+        let Self { directions, mpa, health, .. } = self;
         let direction = &mut directions[from];
         direction.stream.begin_in_the_middle(segment.seq);
         let (mut missing, bytes) = (Missing::default(), segment.len as u64);
@@ -301,6 +323,7 @@ impl Connection {
             StreamPosition::FillsGap(Some(after)) if after >= self.handshake.unwrap_or(LATE) => {
                 direction.retransmissions += 1;
                 direction.retransmitted_bytes += bytes;
+                health.filled(from, after);
                 out.push((from, Event::LateSegment { bytes, after_ms: milliseconds(after) }));
             }
             StreamPosition::Probe => {
@@ -382,15 +405,21 @@ impl Connection {
                 messages: self.mpa.totals(from),
             }
         };
+        let ends = [end_of(0), end_of(1)];
+        let first_byte = [0, 1].iter().filter_map(|from| self.health.first_byte(*from)).min();
         Summary {
             connection: number,
             frames: self.frames,
             begins_in_the_middle: self.is_in_the_middle(),
             seconds: self.last.zip(self.begin).map(|(last, begin)| last.saturating_sub(begin).as_secs_f64()),
             handshake_ms: self.handshake.map(milliseconds),
+            first_byte_ms: first_byte
+                .zip(self.begin)
+                .map(|(at, begin)| milliseconds(at.saturating_sub(begin))),
             mpa: self.mpa.was_seen(),
+            health: self.health.findings(ends.each_ref().map(EndSummary::counts)),
             end,
-            ends: [end_of(0), end_of(1)],
+            ends,
         }
     }
 }

@@ -108,6 +108,25 @@ impl Event {
     }
 }
 
+impl Event {
+    /// Whether the event slowed or ended the connection otherwise than by intent.
+    pub fn is_trouble(&self) -> bool {
+        match self {
+            Self::Terminate { .. }
+            | Self::BadFpdu { .. }
+            | Self::Retransmission { .. }
+            | Self::LateSegment { .. }
+            | Self::OutOfOrder { .. }
+            | Self::NotCaptured { .. }
+            | Self::Window { closed: true }
+            | Self::MpaReply { rejected: true, .. }
+            | Self::Reset => true,
+            Self::Agreed { warning, .. } => warning.is_some(),
+            _ => false,
+        }
+    }
+}
+
 impl StartUp {
     fn new(
         revision: u8,
@@ -277,4 +296,9 @@ impl fmt::Display for Event {
 /// A number with its noun.
 pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// The time of an event in a column.
+pub fn at(seconds: Option<f64>) -> String {
+    seconds.map_or_else(|| format!("{:>12}", "-"), |seconds| format!("{seconds:>12.6}"))
 }

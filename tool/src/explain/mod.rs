@@ -10,15 +10,19 @@
 //! | `packet` | the TCP segment in a packet |
 //! | `stream` | segments in order, retransmissions, gaps |
 //! | `connection` | a TCP connection, its summary |
+//! | `health` | what slowed a connection |
 //! | `mpa` | start-up frames and FPDUs |
 //! | `messages` | DDP segments, RDMAP messages, Terminates |
 //! | `event` | events, as text and as JSON |
+//! | `html` | a page with sequence diagrams |
 //! | `frames` | single frames, by smoltcp's printers |
 
 mod connection;
 mod event;
 mod file;
 mod frames;
+mod health;
+mod html;
 mod link_type;
 mod messages;
 mod mpa;
@@ -38,8 +42,10 @@ use serde::Serialize;
 
 use self::{
     connection::{Connection, EndSummary, Summary},
-    event::{Event, count},
+    event::{Event, at, count},
     file::{CaptureFile, Packet},
+    health::Finding,
+    html::DiagramPage,
     mpa::Events,
     packet::{Content, Segment},
     sorted::SortedPackets,
@@ -60,6 +66,8 @@ const LINE_FIELD: usize = 6;
 pub struct Options {
     /// JSON, one object a line.
     pub json: bool,
+    /// One HTML page, written at the end.
+    pub html: bool,
     /// Each frame, by smoltcp's printers.
     pub frames: bool,
     /// Only the summaries.
@@ -111,6 +119,7 @@ struct Explainer<'w> {
     not_followed: u64,
     held: usize,
     repeated: BTreeMap<(usize, usize), Repeated>,
+    page: DiagramPage,
 }
 
 /// Repeated events that are not shown.
@@ -168,6 +177,7 @@ impl<'w> Explainer<'w> {
             not_followed: 0,
             held: 0,
             repeated: BTreeMap::new(),
+            page: DiagramPage::default(),
         }
     }
 
@@ -245,6 +255,10 @@ impl<'w> Explainer<'w> {
             return Ok(());
         }
         let seconds = self.seconds(time);
+        if self.options.html {
+            self.page.add(index, from, seconds, event, self.options.all);
+            return Ok(());
+        }
         let name = self.connections[index].names()[from];
         if self.options.json {
             let line = EventLine { connection: index + 1, frame: self.frame, seconds, from: name, event };
@@ -304,6 +318,9 @@ impl<'w> Explainer<'w> {
         for (index, from) in last {
             self.print_repeated(index, from)?;
         }
+        if self.options.html {
+            return self.write_page(skipped_blocks, misplaced_frames);
+        }
         for (index, connection) in self.connections.iter().enumerate() {
             if self.is_wanted(index) {
                 let summary = connection.summary(index + 1);
@@ -326,19 +343,34 @@ impl<'w> Explainer<'w> {
             };
             return json(self.out, &total);
         }
-        self.write_total(skipped_blocks, misplaced_frames)
+        let total = self.total(skipped_blocks, misplaced_frames)?;
+        self.out.write_all(&total)
     }
 
-    fn write_total(&mut self, skipped_blocks: &Tally, misplaced_frames: u64) -> io::Result<()> {
+    fn write_page(self, skipped_blocks: &Tally, misplaced_frames: u64) -> io::Result<()> {
+        let wanted = (0..self.connections.len()).filter(|index| self.is_wanted(*index));
+        let summaries = wanted.map(|index| {
+            let (summary, mut text) = (self.connections[index].summary(index + 1), Vec::new());
+            write_summary(&mut text, &summary)?;
+            Ok((summary, String::from_utf8_lossy(&text).into_owned()))
+        });
+        let summaries: Vec<_> = summaries.collect::<io::Result<_>>()?;
+        let total = self.total(skipped_blocks, misplaced_frames)?;
+        self.page.write(&summaries, &String::from_utf8_lossy(&total), self.out)
+    }
+
+    /// The last lines.
+    fn total(&self, skipped_blocks: &Tally, misplaced_frames: u64) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
         let connections = count(self.connections.len() as u64, "TCP connection");
-        write!(self.out, "\n{}, {connections}", count(self.frames, "frame"))?;
+        write!(out, "\n{}, {connections}", count(self.frames, "frame"))?;
         for (kind, number) in self.other.iter() {
-            write!(self.out, "; {number} {kind}")?;
+            write!(out, "; {number} {kind}")?;
         }
-        writeln!(self.out)?;
+        writeln!(out)?;
         if self.cut_frames > 0 {
             writeln!(
-                self.out,
+                out,
                 "{} captured only in part (a snap length, as of 'tcpdump -s'): payload is missing",
                 count(self.cut_frames, "frame")
             )?;
@@ -350,21 +382,17 @@ impl<'w> Explainer<'w> {
                 "sort the file with 'reordercap FILE SORTED'"
             };
             writeln!(
-                self.out,
+                out,
                 "{} not in the order of time, so retransmissions may be named wrongly: {hint}",
                 count(misplaced_frames, "frame")
             )?;
         }
         if !skipped_blocks.is_empty() {
             let blocks: Vec<_> = skipped_blocks.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
-            writeln!(self.out, "blocks of the file that have no packets: {}", blocks.join(", "))?;
+            writeln!(out, "blocks of the file that have no packets: {}", blocks.join(", "))?;
         }
-        Ok(())
+        Ok(out)
     }
-}
-
-fn at(seconds: Option<f64>) -> String {
-    seconds.map_or_else(|| format!("{:>12}", "-"), |seconds| format!("{seconds:>12.6}"))
 }
 
 fn json(out: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
@@ -373,7 +401,9 @@ fn json(out: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
 }
 
 fn write_summary(out: &mut dyn Write, summary: &Summary) -> io::Result<()> {
-    let Summary { connection, frames, seconds, mpa, end, ends: [first, second], .. } = summary;
+    let Summary {
+        connection, frames, seconds, first_byte_ms, mpa, health, end, ends: [first, second], ..
+    } = summary;
     writeln!(
         out,
         "\nConnection {connection}: {} {}, {} {}",
@@ -386,6 +416,13 @@ fn write_summary(out: &mut dyn Write, summary: &Summary) -> io::Result<()> {
     writeln!(out, "; {end}{}", if *mpa { "" } else { "; no MPA in it" })?;
     for side in [first, second] {
         writeln!(out, "  {} sent {}", side.name, sent(side))?;
+    }
+    if let Some(ms) = first_byte_ms {
+        let well = if health.iter().any(Finding::is_slow) { "" } else { "; nothing slowed it" };
+        writeln!(out, "  first byte of data after {ms:.3} ms{well}")?;
+    }
+    for finding in health {
+        writeln!(out, "  {}: {finding}", if finding.is_slow() { "slowed" } else { "idle" })?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod files;
+mod health;
 mod own;
 
 use std::{fs, path::Path};
@@ -321,6 +322,36 @@ fn one_connection_and_only_summaries_can_be_chosen() {
     assert!(text.contains("Connection 1") && !text.contains("[1]"), "{text}");
 }
 
+#[test]
+fn a_page_has_a_diagram_of_each_connection_and_needs_no_other_file() {
+    let mut pcap = Pcap::read("send-1x10001-crc.pcap");
+    let first = pcap.long_record(60, 1400);
+    pcap.records.insert(first + 1, pcap.records[first].clone());
+    let (page, result) = run(&pcap.bytes(), Options { html: true, ..Options::default() });
+    result.unwrap();
+    for words in [
+        "Connection 2",
+        "closed by both ends",
+        ">Send of 10001 bytes, MSN 1, in 8 segments",
+        "<g class=\"bad\">",
+        "retransmission of 1448 bytes",
+        "slowed: client retransmitted 1 segment",
+        "more like this)",
+    ] {
+        assert!(page.contains(words), "{words:?} is missing in\n{page}");
+    }
+    assert_eq!(page.matches("<svg").count(), 2);
+    for tag in ["svg", "g", "text", "pre", "title", "body", "html"] {
+        let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+    for word in ["<script", "http:", "https:", "url(", "href"] {
+        assert!(!page.contains(word), "{word}");
+    }
+    let (page, _) = run(&pcap.bytes(), Options { html: true, connection: Some(1), ..Options::default() });
+    assert_eq!(page.matches("<svg").count(), 1);
+}
+
 proptest! {
     /// Any bytes may be wrong, in the frames and in the headers of the file.
     #[test]
@@ -328,13 +359,14 @@ proptest! {
         name in prop::sample::select(vec!["rping-rev2-crc.pcap", "rping-ipv6-crc.pcap", "rping-rev1-nocrc.pcap"]),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         json: bool,
+        html: bool,
     ) {
         let mut bytes = Pcap::read(name).bytes();
         for (at, byte) in damage {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        let _ = run(&bytes, Options { frames: true, all: true, json, ..Options::default() });
+        let _ = run(&bytes, Options { frames: true, all: true, json, html, ..Options::default() });
     }
 }
 
