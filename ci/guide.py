@@ -1,5 +1,6 @@
-"""Used by ci/guide. `pages DIRECTORY` writes what mdbook makes a site of: the pages in the order of docs/guide/README.md, those that
-they link to, and the files that these link to, at the paths they have in the repository. `check DIRECTORY` follows the links of a site."""
+"""Used by ci/guide. `pages DIRECTORY` writes what mdbook makes a site of: the pages in the order of docs/guide/README.md, the other
+pages of docs, those that they link to, and the files that these link to, at the paths they have in the repository.
+`check DIRECTORY` follows the links of a site."""
 import html.parser
 import pathlib
 import re
@@ -42,6 +43,7 @@ def in_site(path):
 def pages(directory):
     """README is the front page; the guide comes first, then what it leads to."""
     chapters, files, waiting = [], set(), ["README.md", GUIDE, *links(GUIDE), *links("README.md")]
+    waiting += sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))
     while waiting:
         path = waiting.pop(0)
         if not (ROOT / path).is_file():
@@ -54,6 +56,7 @@ def pages(directory):
     parts = [
         ("", ["README.md"]),
         ("Guide", [page for page in chapters if page.startswith("docs/") and page.count("/") <= 1 or "/guide/" in page]),
+        ("Measurements", sorted(page for page in chapters if page.startswith("docs/measurements/"))),
         ("Conformance", sorted(page for page in chapters if page.startswith("docs/conformance/"))),
         ("Decisions", sorted(page for page in chapters if page.startswith("docs/decisions/"))),
     ]

@@ -13,6 +13,7 @@
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`unmodified`] | programs of rdma-core and others, which know nothing of xwarp |
+//! | [`documents`] | the commands that README and the guide show |
 //! | [`user`] | an ordinary user without capabilities, whose programs run over the fabric |
 //! | [`programs`] | those programs in the root of another distribution, row by row of the table in `docs/compat.md` |
 //! | [`capture`] | pcapng files as TCP streams |
@@ -32,6 +33,7 @@
 
 pub mod capture;
 pub mod compat_cost;
+pub mod documents;
 pub mod exchange;
 pub mod exports;
 pub mod foreign;

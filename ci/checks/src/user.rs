@@ -106,7 +106,7 @@ impl User {
             if success {
                 return said;
             }
-            let early = REFUSALS.iter().any(|words| said.contains(words)) && Instant::now() < end;
+            let early = is_early(&said) && Instant::now() < end;
             assert!(early, "{client}: {said}\nthe server said: {}", server.arrived().join("\n"));
             thread::sleep(RETRY);
         }
@@ -118,6 +118,11 @@ impl Drop for User {
         let _ = self.xwarp("fabric stop").output();
         let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Whether a client said that no server listens yet.
+pub fn is_early(said: &str) -> bool {
+    REFUSALS.iter().any(|words| said.contains(words))
 }
 
 /// Whether a program ended with success, and what it said.

@@ -1,6 +1,8 @@
 //! Documents: README is short and shows programs that compile, and links lead somewhere.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
+
+use xwarp_checks::documents;
 
 use super::{files, root, shown};
 
@@ -43,6 +45,53 @@ fn house_programs_in_documents_are_those_that_tests_run() {
         for program in programs {
             let is_part = sources.iter().any(|source| source.contains(program));
             assert!(is_part, "{document} shows what no test runs:\n{program}");
+        }
+    }
+}
+
+/// Scripts and examples that README and the guide name exist, with the options that are named. Other tests run the commands.
+#[test]
+fn house_scripts_and_examples_in_documents_exist() {
+    let mut found = 0;
+    for document in documents::documents().unwrap() {
+        let text = read(&document);
+        let words = |rest: &str| -> Vec<String> {
+            let command = rest.split(['`', '#', '\n']).next().unwrap();
+            command.split_whitespace().map(str::to_owned).collect()
+        };
+        for command in text.split("./ci/").skip(1).map(words) {
+            let script = read(&format!("ci/{}", command[0]));
+            for option in command[1..].iter().filter(|word| word.starts_with("--")) {
+                assert!(script.contains(option.as_str()), "{document}: ci/{} has no {option}", command[0]);
+            }
+            found += 1;
+        }
+        for command in text.split("--example ").skip(1).map(words) {
+            let example = root().join("verbs/examples").join(&command[0]);
+            assert!(example.exists() || example.with_extension("rs").exists(), "{document}: {}", command[0]);
+            found += 1;
+        }
+    }
+    assert!(found >= 10, "only {found} are found: has their form changed?");
+    // Each block says where it is run.
+    assert!(documents::commands().unwrap().len() >= 5);
+}
+
+/// What ci/guide makes a site of has each page of docs, and each file that they link to.
+#[test]
+fn house_the_site_has_all_pages() {
+    let directory = std::env::temp_dir().join(format!("xwarp-guide-{}", std::process::id()));
+    let mut command = Command::new("python3");
+    let output = command.arg(root().join("ci/guide.py")).arg("pages").arg(&directory).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let summary = fs::read_to_string(directory.join("src/SUMMARY.md")).unwrap();
+    let copied = directory.join("src/verbs/examples/kv/main.rs").exists();
+    fs::remove_dir_all(&directory).unwrap();
+    assert!(copied, "files that pages link to are missing");
+    for path in files(&[".md"]) {
+        let page = shown(&path).replace("README.md", "index.md");
+        if page.starts_with("docs/") {
+            assert!(summary.contains(&format!("({page})")), "no page leads to {page}");
         }
     }
 }
