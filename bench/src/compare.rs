@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `plan` | what a round measures |
 //! | `ends`, `offloads` | the two processes of a measurement, and the interfaces' settings |
+//! | `load` | the busy loops |
 //! | `libfabric` | libfabric's program |
 //! | `samples` | all measurements, medians and ratios |
 //! | `goals` | the goals of the performance milestone |
@@ -16,6 +17,7 @@
 mod ends;
 mod goals;
 mod libfabric;
+mod load;
 mod offloads;
 mod page;
 mod plan;
@@ -31,6 +33,7 @@ use serde_json::json;
 
 use self::{
     ends::Ends,
+    load::Load,
     offloads::Interfaces,
     page::Table,
     plan::{Step, Subject},
@@ -138,6 +141,7 @@ impl Rounds<'_> {
     fn measure(&mut self, round: u32, step: &Step) -> Result<()> {
         self.interfaces.arrange(step.subject.kernel_offloads(), Some(step.mtu))?;
         let before = Distance::measure(self.cpus.0, self.cpus.1);
+        let load = step.group.is_busy().then(|| Load::start(self.cpus)).transpose()?;
         let outcomes = match step.subject {
             Subject::Device => vec![self.ends.measure_alone(&step.command, step.limit)?],
             Subject::Libfabric => {
@@ -146,6 +150,7 @@ impl Rounds<'_> {
             }
             _ => self.ends.measure(&step.command, step.limit)?,
         };
+        drop(load);
         let after = Distance::measure(self.cpus.0, self.cpus.1);
         for outcome in outcomes {
             let case = (step.group, step.x.unwrap_or(outcome.bytes), step.subject);

@@ -34,14 +34,24 @@ enum Value {
 #[derive(Debug, Clone, Copy)]
 enum Side {
     At(Case),
+    /// Raw frames over xsk-rs, in the mode with the best median, in this table and row.
+    Limit(Group, u64),
     /// The bulk transfer at the MTU with the highest median bandwidth of this subject.
     Best(Subject),
 }
 
 impl Side {
-    fn resolve(self, samples: &Samples, tag: char) -> Option<Case> {
+    fn resolve(self, samples: &Samples, figure: Figure, tag: char) -> Option<Case> {
         match self {
             Self::At(case) => Some(case),
+            Self::Limit(group, x) => {
+                let modes = [Subject::XskGeneric, Subject::XskNative].map(|subject| (group, x, subject));
+                let medians = modes.into_iter().filter_map(|case| {
+                    let median = samples.spread(case, figure, tag)?.median;
+                    Some((case, if figure == Figure::HalfRoundTrip { -median } else { median }))
+                });
+                medians.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(case, _)| case)
+            }
             Self::Best(subject) => {
                 let cases = samples.values(Group::Bulk).into_iter().map(|mtu| (Group::Bulk, mtu, subject));
                 let bandwidth = |case| Some((case, samples.spread(case, Figure::Bandwidth, tag)?.median));
@@ -55,6 +65,7 @@ impl Value {
     fn group(self) -> Group {
         match self {
             Self::Ratio(Side::At(case), ..) | Self::Plain(case, _) => case.0,
+            Self::Ratio(Side::Limit(group, _), ..) => group,
             Self::Ratio(Side::Best(_), ..) => Group::Bulk,
         }
     }
@@ -62,7 +73,8 @@ impl Value {
     fn found(self, samples: &Samples, tag: char) -> Option<Spread> {
         match self {
             Self::Ratio(ours, theirs, figure) => {
-                samples.ratio(ours.resolve(samples, tag)?, theirs.resolve(samples, tag)?, figure, tag)
+                let case = |side: Side| side.resolve(samples, figure, tag);
+                samples.ratio(case(ours)?, case(theirs)?, figure, tag)
             }
             Self::Plain(case, figure) => samples.spread(case, figure, tag),
         }
@@ -103,6 +115,8 @@ fn at(group: Group, x: u64, subject: Subject) -> Side {
 fn definitions(args: &CompareArgs) -> Vec<Definition> {
     let mut list = latencies();
     bulk(args, &mut list);
+    limits(args, &mut list);
+    busy(&mut list);
     rates_and_resources(args, &mut list);
     list.sort_by_key(|&(number, ..)| number);
     list
@@ -162,6 +176,42 @@ fn bulk(args: &CompareArgs, list: &mut Vec<Definition>) {
         Value::Ratio(best, off, Figure::Cpu),
         Limit::AtMost(1.0),
     );
+}
+
+/// The distance to frames without xwarp, whole and the driver's part.
+fn limits(args: &CompareArgs, list: &mut Vec<Definition>) {
+    use Subject::{Raw, Send, Write};
+    let small = Side::Limit(Group::Polling, SMALL);
+    for (subject, limit) in [(Send, Limit::AtMost(1.35)), (Write, Limit::AtMost(1.35)), (Raw, Limit::None)] {
+        let text = format!("{SMALL} B half round trip, both ends polling: {} / raw xsk-rs", subject.name());
+        let value = Value::Ratio(at(Group::Polling, SMALL, subject), small, Figure::HalfRoundTrip);
+        list.push((2, text, value, limit));
+    }
+    for &mtu in &args.mtus {
+        let theirs = Side::Limit(Group::Bulk, mtu.into());
+        for (subject, limit) in [(Write, Limit::AtLeast(0.9)), (Raw, Limit::None)] {
+            let large = LARGE >> 10;
+            let text =
+                format!("bandwidth of {large} KiB messages at MTU {mtu}: {} / raw xsk-rs", subject.name());
+            let value = Value::Ratio(at(Group::Bulk, mtu.into(), subject), theirs, Figure::Bandwidth);
+            list.push((2, text, value, limit));
+        }
+    }
+}
+
+fn busy(list: &mut Vec<Definition>) {
+    use Subject::{Send, SleepingWrite, Tcp, Write};
+    for subject in [Send, Write] {
+        let text = format!("busy machine, 99 % of the {SMALL} B half round trips: {} / TCP", subject.name());
+        let [ours, theirs] = [subject, Tcp].map(|subject| at(Group::BusyLatency, SMALL, subject));
+        list.push((8, text, Value::Ratio(ours, theirs, Figure::Tail), Limit::AtMost(1.0)));
+    }
+    for subject in [Write, SleepingWrite] {
+        let large = LARGE >> 10;
+        let text = format!("busy machine, bandwidth of {large} KiB messages: {} / TCP", subject.name());
+        let [ours, theirs] = [subject, Tcp].map(|subject| at(Group::BusyBandwidth, LARGE, subject));
+        list.push((8, text, Value::Ratio(ours, theirs, Figure::Bandwidth), Limit::AtLeast(0.8)));
+    }
 }
 
 fn rates_and_resources(args: &CompareArgs, list: &mut Vec<Definition>) {

@@ -20,9 +20,16 @@ pub(super) enum Subject {
     NoMarkers,
     /// Writes with RDMA/TCP of 2000.
     RdmaTcp,
+    /// Raw AF_XDP over xwarp's driver.
     Raw,
+    /// Raw AF_XDP over xsk-rs in generic mode.
+    XskGeneric,
+    /// The same in native mode.
+    XskNative,
     TcpOffloadsOff,
     Tcp,
+    /// Writes whose ends sleep.
+    SleepingWrite,
     /// libfabric's `tcp` provider.
     Libfabric,
     /// A device of xwarp without a peer.
@@ -40,8 +47,11 @@ impl Subject {
             Self::NoMarkers => "MPA, no markers",
             Self::RdmaTcp => "RDMA/TCP",
             Self::Raw => "raw AF_XDP",
+            Self::XskGeneric => "raw xsk-rs, generic",
+            Self::XskNative => "raw xsk-rs, native",
             Self::TcpOffloadsOff => "TCP, offloads off",
             Self::Tcp => "TCP",
+            Self::SleepingWrite => "Write, sleeping",
             Self::Libfabric => "libfabric tcp",
             Self::Device => "xwarp",
         }
@@ -51,6 +61,21 @@ impl Subject {
     pub(super) fn kernel_offloads(self) -> bool {
         self != Self::TcpOffloadsOff
     }
+
+    /// The XDP mode of its ends in a run in this mode.
+    fn mode(self, run: ModeArg) -> &'static str {
+        match (self, run) {
+            (Self::XskGeneric, _) | (_, ModeArg::Generic) => "generic",
+            (Self::XskNative, _) | (_, ModeArg::Copy) => "copy",
+            (_, ModeArg::Auto) => "auto",
+            (_, ModeArg::Zerocopy) => "zerocopy",
+        }
+    }
+
+    /// Whether frames of `mtu` bytes can be sent: in native mode, a frame on a veth is one chunk.
+    fn can_send(self, mtu: u32) -> bool {
+        self != Self::XskNative || mtu <= NATIVE_MTU
+    }
 }
 
 /// The figure that a table shows.
@@ -58,6 +83,8 @@ impl Subject {
 pub(super) enum Figure {
     /// Microseconds.
     HalfRoundTrip,
+    /// The 99th percentile of the same.
+    Tail,
     /// Gb/s.
     Bandwidth,
     /// Millions of messages a second.
@@ -76,6 +103,7 @@ impl Figure {
     pub(super) fn unit(self) -> &'static str {
         match self {
             Self::HalfRoundTrip => "us",
+            Self::Tail => "us, 99 %",
             Self::Bandwidth => "Gb/s",
             Self::Rate => "million messages/s",
             Self::Cpu => "CPU s/GiB",
@@ -87,7 +115,7 @@ impl Figure {
 }
 
 impl Group {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Polling,
         Self::Sleeping,
         Self::Rate,
@@ -97,6 +125,8 @@ impl Group {
         Self::Memory,
         Self::LatencySizes,
         Self::BandwidthSizes,
+        Self::BusyLatency,
+        Self::BusyBandwidth,
         Self::Idle,
         Self::Framings,
         Self::FramingsRate,
@@ -104,16 +134,19 @@ impl Group {
 
     pub(super) fn subjects(self) -> &'static [Subject] {
         use Subject::{
-            Libfabric, Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate,
+            Libfabric, Markers, NoMarkers, Raw, RdmaTcp, Send, SleepingWrite, Tcp, TcpOffloadsOff, Write,
+            WriteImmediate, XskGeneric, XskNative,
         };
         match self {
-            Self::Polling => &[Send, Write, Raw, Tcp],
+            Self::Polling => &[Send, Write, Raw, XskGeneric, XskNative, Tcp],
             Self::Sleeping => &[Send, WriteImmediate, Raw, Tcp],
-            Self::Bulk => &[Write, Send, Raw, TcpOffloadsOff, Tcp],
+            Self::Bulk => &[Write, Send, Raw, XskGeneric, XskNative, TcpOffloadsOff, Tcp],
             Self::Pairs | Self::PairsRate | Self::Memory => &[Write],
             Self::LatencySizes => &[Write, Send, Tcp, Libfabric],
             Self::Rate => &[Write, Send, Raw, Tcp],
             Self::BandwidthSizes => &[Write, Send, Raw, Tcp, Libfabric],
+            Self::BusyLatency => &[Send, Write, Tcp],
+            Self::BusyBandwidth => &[Write, SleepingWrite, Tcp],
             Self::Idle => &[Subject::Device],
             Self::Framings => &[Markers, NoMarkers, RdmaTcp, TcpOffloadsOff, Tcp],
             Self::FramingsRate => &[Markers, NoMarkers, RdmaTcp, Tcp],
@@ -123,9 +156,10 @@ impl Group {
     pub(super) fn figures(self) -> &'static [Figure] {
         match self {
             Self::Polling | Self::Sleeping | Self::LatencySizes => &[Figure::HalfRoundTrip],
+            Self::BusyLatency => &[Figure::HalfRoundTrip, Figure::Tail],
             Self::Rate | Self::PairsRate | Self::FramingsRate => &[Figure::Rate],
             Self::Bulk | Self::Framings => &[Figure::Bandwidth, Figure::Cpu],
-            Self::Pairs | Self::BandwidthSizes => &[Figure::Bandwidth],
+            Self::Pairs | Self::BandwidthSizes | Self::BusyBandwidth => &[Figure::Bandwidth],
             Self::Memory => &[Figure::Memory],
             Self::Idle => &[Figure::IdleCpu, Figure::Registration],
         }
@@ -134,19 +168,42 @@ impl Group {
     /// Pairs of subjects whose ratio the table shows.
     pub(super) fn ratios(self) -> &'static [(Subject, Subject)] {
         use Subject::{
-            Libfabric, Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate,
+            Libfabric, Markers, NoMarkers, Raw, RdmaTcp, Send, SleepingWrite, Tcp, TcpOffloadsOff, Write,
+            WriteImmediate, XskGeneric, XskNative,
         };
         match self {
-            Self::Polling => &[(Send, Raw), (Write, Raw), (Send, Tcp), (Write, Tcp)],
+            Self::Polling => {
+                &[(Send, Raw), (Write, Raw), (Raw, XskGeneric), (Raw, XskNative), (Send, Tcp), (Write, Tcp)]
+            }
             Self::Sleeping => &[(Send, Raw), (Send, Tcp), (WriteImmediate, Tcp)],
             Self::Rate => &[(Write, Raw), (Send, Raw), (Write, Tcp)],
-            Self::Bulk => &[(Write, Raw), (Send, Raw), (Write, TcpOffloadsOff), (Write, Tcp), (Raw, Tcp)],
+            Self::Bulk => &[
+                (Write, Raw),
+                (Send, Raw),
+                (Raw, XskGeneric),
+                (Raw, XskNative),
+                (Write, TcpOffloadsOff),
+                (Write, Tcp),
+                (Raw, Tcp),
+            ],
+            Self::BusyLatency => &[(Send, Tcp), (Write, Tcp)],
+            Self::BusyBandwidth => &[(Write, Tcp), (SleepingWrite, Tcp)],
             Self::Pairs | Self::PairsRate | Self::Memory | Self::Idle => &[],
             Self::LatencySizes => &[(Write, Tcp), (Send, Tcp), (Send, Libfabric)],
             Self::BandwidthSizes => &[(Write, Raw), (Write, Tcp)],
             Self::Framings => &[(RdmaTcp, Markers), (RdmaTcp, NoMarkers), (RdmaTcp, TcpOffloadsOff)],
             Self::FramingsRate => &[(RdmaTcp, Markers), (RdmaTcp, NoMarkers)],
         }
+    }
+
+    /// Whether two busy loops run on each of the two CPUs meanwhile.
+    pub(super) fn is_busy(self) -> bool {
+        matches!(self, Self::BusyLatency | Self::BusyBandwidth)
+    }
+
+    /// Duration of one measurement.
+    fn duration(self, args: &CompareArgs) -> Duration {
+        args.duration() * if self.is_busy() { BUSY_TIMES } else { 1 }
     }
 
     /// The quantity in the first column.
@@ -184,6 +241,11 @@ impl Step {
     }
 }
 
+/// The largest MTU of native XDP on a veth.
+const NATIVE_MTU: u32 = 3506;
+/// Measurements on a busy machine take so many times as long as others: the slices of a processor are milliseconds.
+const BUSY_TIMES: u32 = 4;
+
 /// Time allowed to one measurement beyond its requested duration; it includes opening and closing a device, and a
 /// thousand connections.
 const OVERHEAD: Duration = Duration::from_secs(60);
@@ -212,6 +274,8 @@ fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
     let rows: Vec<(Option<u64>, u32)> = match group {
         Group::Polling => LATENCY_SIZES.map(|bytes| (Some(bytes), first)).to_vec(),
         Group::Sleeping | Group::Rate | Group::FramingsRate => vec![(Some(SMALL), first)],
+        Group::BusyLatency => vec![(Some(SMALL), largest)],
+        Group::BusyBandwidth => vec![(Some(LARGE), largest)],
         Group::Bulk | Group::Framings => args.mtus.iter().map(|&mtu| (Some(mtu.into()), mtu)).collect(),
         Group::Pairs | Group::PairsRate => {
             args.queue_pairs.iter().map(|&count| (Some(count.into()), largest)).collect()
@@ -222,14 +286,14 @@ fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
     };
     let mut steps = Vec::new();
     for (x, mtu) in rows {
-        for &subject in group.subjects() {
+        for &subject in group.subjects().iter().filter(|subject| subject.can_send(mtu)) {
             if subject == Subject::Libfabric {
                 steps.extend(libfabric::SIZES.map(|bytes| libfabric_step(args, group, bytes, mtu)));
                 continue;
             }
             let command = command(args, group, subject, x);
             let rows = if x.is_none() { ALL_SIZES } else { 1 };
-            let limit = OVERHEAD + args.duration() * rows;
+            let limit = OVERHEAD + group.duration(args) * rows;
             steps.push(Step { group, subject, x, mtu, command, limit });
         }
     }
@@ -245,14 +309,9 @@ fn libfabric_step(args: &CompareArgs, group: Group, bytes: u64, mtu: u32) -> Ste
 
 /// The command line of a measurement, for both ends.
 fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -> Vec<String> {
-    let latency = group.figures() == [Figure::HalfRoundTrip];
-    let seconds = args.duration().as_secs_f64().to_string();
-    let mode = match args.mode {
-        ModeArg::Auto => "auto",
-        ModeArg::Zerocopy => "zerocopy",
-        ModeArg::Copy => "copy",
-        ModeArg::Generic => "generic",
-    };
+    let latency = group.figures().contains(&Figure::HalfRoundTrip);
+    let seconds = group.duration(args).as_secs_f64().to_string();
+    let mode = subject.mode(args.mode);
     let text = x.unwrap_or_default().to_string();
     let test = match subject {
         Subject::Device => {
@@ -261,18 +320,19 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
         }
         Subject::Send => "send",
         Subject::Write
+        | Subject::SleepingWrite
         | Subject::WriteImmediate
         | Subject::Markers
         | Subject::NoMarkers
         | Subject::RdmaTcp => "write",
-        Subject::Raw => "raw",
+        Subject::Raw | Subject::XskGeneric | Subject::XskNative => "raw",
         Subject::TcpOffloadsOff | Subject::Tcp | Subject::Libfabric => "tcp",
     };
     let mut line = vec![format!("{test}_{}", if latency { "lat" } else { "bw" })];
     let mut add = |words: &[&str]| line.extend(words.iter().map(|&word| word.to_owned()));
     let (small, large) = (SMALL.to_string(), LARGE.to_string());
     match group {
-        Group::Polling | Group::Sleeping => add(&["-s", &text]),
+        Group::Polling | Group::Sleeping | Group::BusyLatency | Group::BusyBandwidth => add(&["-s", &text]),
         Group::Rate | Group::FramingsRate => add(&["-s", &small]),
         Group::Bulk | Group::Framings => add(&["-s", &large]),
         Group::Pairs => add(&["-s", &large, "-q", &text, "-t", "16", "-Q", "4"]),
@@ -288,7 +348,7 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
     if !latency {
         add(&["--report_gbits", "--cpu_util"]);
     }
-    if group == Group::Sleeping {
+    if group == Group::Sleeping || subject == Subject::SleepingWrite {
         add(&["-e"]);
     }
     match subject {
@@ -296,6 +356,7 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
         Subject::Markers => add(&["--markers", "require"]),
         Subject::NoMarkers => add(&["--markers", "off"]),
         Subject::RdmaTcp => add(&["--framing", "rdma-tcp"]),
+        Subject::XskGeneric | Subject::XskNative => add(&["--over", "xsk-rs"]),
         _ => {}
     }
     if test == "tcp" {

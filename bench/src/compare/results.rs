@@ -119,7 +119,8 @@ impl Run<'_> {
              memory, every fourth frame is acknowledged by a frame, and a window limits the frames in flight. It has \
              no retransmission, congestion control, checksum, CRC or framing. It uses xwarp's driver, so the cost of \
              the driver's rings is in both, and both have the same XDP mode: with Auto, generic on a veth of one \
-             queue. xwarp has CRC on, and markers if the peer requests them; on a veth it leaves TCP checksums to \
+             queue. raw xsk-rs sends the same frames through the package xsk-rs and libxdp's program, which share nothing \
+             with xwarp: the faster of its two modes is the limit. xwarp has CRC on, and markers if the peer requests them; on a veth it leaves TCP checksums to \
              the kernel, as kernel TCP does. TCP is kernel TCP with all offloads; with offloads off, it has no \
              segmentation or receive offload."
                 .to_owned(),
@@ -271,6 +272,10 @@ fn siw_section(table: Table) -> Section {
     }
 }
 
+/// The note on measurements beside other work.
+const BUSY: &str =
+    "Two busy loops run on each of the two CPUs. Both ends spin, except where the column has another word.";
+
 /// The heading of a table, and the notes on it.
 fn heading(group: Group) -> (String, String) {
     let (small, large) = (SMALL, format!("{} KiB", LARGE >> 10));
@@ -319,6 +324,10 @@ fn heading(group: Group) -> (String, String) {
         Group::LatencySizes => ("Half round trip by message size".to_owned(), "Both ends spin.".to_owned()),
         Group::BandwidthSizes => {
             ("Bandwidth by message size".to_owned(), "One queue pair or connection.".to_owned())
+        }
+        Group::BusyLatency => ("Half round trip on a busy machine".to_owned(), BUSY.to_owned()),
+        Group::BusyBandwidth => {
+            (format!("Bandwidth of {large} Writes on a busy machine"), BUSY.to_owned())
         }
         Group::Idle => (
             "Idle device".to_owned(),

@@ -35,6 +35,7 @@ impl Outcome {
     pub(super) fn figure(&self, figure: Figure) -> Option<f64> {
         match figure {
             Figure::HalfRoundTrip => self.latency,
+            Figure::Tail => self.tail,
             Figure::Bandwidth => self.bandwidth,
             Figure::Rate => self.rate,
             Figure::Cpu => self.cpu,

@@ -29,6 +29,10 @@ pub enum Group {
     LatencySizes,
     /// Bandwidth, by message size.
     BandwidthSizes,
+    /// Half round trip, both ends polling beside two busy loops on each of the two CPUs.
+    BusyLatency,
+    /// Bandwidth of 64 KiB messages beside the same.
+    BusyBandwidth,
     /// CPU time of an idle device, and of registering memory.
     Idle,
     /// Bandwidth of 64 KiB Writes with each framing, by MTU; only if named.
