@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use xwarp_verbs::Slept;
+use xwarp_verbs::{Rest, Slept};
 
 use crate::{
     socket::{State, Until},
@@ -48,7 +48,7 @@ impl SdpStream {
         loop {
             let mut state = self.socket().lock();
             let polls = state.machine.buffered() == 0 && (limit.is_some() || state.is_polled());
-            let found = polls && self.socket().poll(&mut state);
+            let (found, rest) = if polls { self.socket().poll(&mut state) } else { (false, None) };
             let left = state.machine.has_offer() || state.machine.oob_is_next();
             let outcome = if left { None } else { self.read_step(&mut state, out, false) };
             // A poll that finds nothing has nothing to execute: every change of the machine is followed by its actions, unless
@@ -64,6 +64,9 @@ impl SdpStream {
                 return outcome;
             }
             drop(state);
+            if let Some(rest) = rest.filter(|_| !left) {
+                rest.sleep();
+            }
             let limit = limit.filter(|limit| !limit.is_zero() && !left);
             if limit.is_none_or(|limit| Instant::now() >= *end.get_or_insert_with(|| Instant::now() + limit))
             {
@@ -75,14 +78,19 @@ impl SdpStream {
 
     /// Writes as many bytes as there is room for, without waiting.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let mut state = self.socket().lock();
+        let (mut state, mut rest) = (self.socket().lock(), None);
         if state.is_polled() && !state.can_send() {
             // This frees the slots of acknowledged messages, and receives credit. Otherwise a turn of the engine would
             // only send an acknowledgement that these bytes can carry.
-            self.socket().poll_and_drive(&mut state);
+            rest = self.socket().poll_and_drive(&mut state);
         }
         let step = |state: &mut State| self.write_step(state, bytes);
-        self.attempt(&mut state, step).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
+        let outcome = self.attempt(&mut state, step);
+        drop(state);
+        outcome.unwrap_or_else(|| {
+            rest.into_iter().for_each(Rest::sleep);
+            Err(io::ErrorKind::WouldBlock.into())
+        })
     }
 
     /// Runs the device until the peer has received all data, at most for `limit`; returns whether it has. The calling
@@ -91,7 +99,7 @@ impl SdpStream {
         let end = Instant::now() + limit;
         loop {
             let mut state = self.socket().lock();
-            self.socket().poll_and_drive(&mut state);
+            let rest = self.socket().poll_and_drive(&mut state);
             if state.error().is_some() {
                 return false;
             }
@@ -99,6 +107,7 @@ impl SdpStream {
                 return true;
             }
             drop(state);
+            rest.into_iter().for_each(Rest::sleep);
             if Instant::now() >= end {
                 return false;
             }

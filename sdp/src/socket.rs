@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::event::EventfdFlags;
-use xwarp_verbs::cm::EventKind;
+use xwarp_verbs::{Rest, cm::EventKind};
 
 pub(crate) use self::{
     link::{Link, MAX_RDMA},
@@ -237,16 +237,16 @@ impl Socket {
     pub(crate) fn turn(&self) {
         let mut state = self.lock();
         if state.is_polled() {
-            while state.poll_completions(&self.core) {}
+            while state.poll_completions(&self.core).0 {}
         } else {
             state.take_completions(&self.core);
         }
         self.drive_and_let_go(state);
     }
 
-    /// Runs the device for a polling caller, and handles the completions; returns whether there was one. The caller must
-    /// then execute the machine's actions.
-    pub(crate) fn poll(self: &Arc<Self>, state: &mut State) -> bool {
+    /// Runs the device for a polling caller, and handles the completions; returns whether there was one, and the caller's rest for the
+    /// time after the lock. The caller must then execute the machine's actions.
+    pub(crate) fn poll(self: &Arc<Self>, state: &mut State) -> (bool, Option<Rest>) {
         state.polls += 1;
         if state.polled.is_none() {
             state.polled = Some(state.polls);
@@ -258,10 +258,12 @@ impl Socket {
     }
 
     /// [`Self::poll`], with the actions that follow.
-    pub(crate) fn poll_and_drive(self: &Arc<Self>, state: &mut State) {
-        if self.poll(state) {
+    pub(crate) fn poll_and_drive(self: &Arc<Self>, state: &mut State) -> Option<Rest> {
+        let (found, rest) = self.poll(state);
+        if found {
             self.drive(state);
         }
+        rest
     }
 
     /// The caller stops polling, or sleeping: completions notify the service from now on, and those that came before are

@@ -129,5 +129,5 @@ pub use self::api::{
     AsyncEvents, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters, CqNotification,
     Device, DeviceAttributes, DeviceFailed, DeviceOptions, FastRegion, FastRegionOptions, MemoryRegion,
     MemoryWindow, OpenError, PostBatch, PostListError, Progress, ProtectionDomain, QueuePair, RegionOptions,
-    RegisterError, SharedReceiveQueue, Slept, cm,
+    RegisterError, Rest, SharedReceiveQueue, Slept, cm,
 };

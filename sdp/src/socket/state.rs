@@ -8,7 +8,7 @@ use std::{
 };
 
 use xwarp_verbs::{
-    STag, WcStatus, WorkCompletion,
+    Rest, STag, WcStatus, WorkCompletion,
     cm::{ConnectOptions, EventKind},
 };
 
@@ -181,20 +181,22 @@ impl State {
         loop {
             let Some(link) = &mut self.link else { return };
             link.cq.arm(false);
-            if !self.poll_completions(core) {
+            if !self.poll_completions(core).0 {
                 return;
             }
         }
     }
 
-    /// Handles the waiting completions; returns whether there was one. Runs the engine only when there was none: one
+    /// Handles the waiting completions; returns whether there was one, and the rest of a caller that polls in vain, for the time after
+    /// the lock. Runs the engine only when there was none: one
     /// more turn would send the acknowledgement that the program's reply can carry (`docs/decisions/0002-*`).
-    pub(crate) fn poll_completions(&mut self, core: &Core) -> bool {
+    pub(crate) fn poll_completions(&mut self, core: &Core) -> (bool, Option<Rest>) {
+        let mut rest = None;
         let mut found = std::mem::take(&mut self.completions);
         if let Some(link) = &self.link {
             // Posted work bounds their number: none is posted before all are handled.
             if self.polled.is_some() {
-                link.cq.poll(&mut found, usize::MAX);
+                (_, rest) = link.cq.poll_awake(&mut found, usize::MAX);
             } else {
                 link.cq.poll_armed(&mut found, usize::MAX);
             }
@@ -204,7 +206,7 @@ impl State {
             self.complete(&completion, core);
         }
         self.completions = found;
-        any
+        (any, rest)
     }
 
     fn complete(&mut self, completion: &WorkCompletion, core: &Core) {

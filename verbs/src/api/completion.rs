@@ -104,8 +104,7 @@ impl CqInner {
         first.filter(|_| used.next().is_none()).map(|(engine, _)| engine)
     }
 
-    /// Sleeps until a frame arrives, at most for `limit`, because others need the processor on which the calling thread polls in vain.
-    /// An application that arms its queue again and again sleeps by itself.
+    /// See [`Rest`]. An application that arms its queue again and again sleeps by itself.
     #[cold]
     fn rest(&self, limit: Duration) {
         let mut polls = true;
@@ -183,6 +182,21 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
+/// The sleep of a thread that polls a queue in vain while others need its processor.
+#[derive(Debug)]
+#[must_use = "a thread that polls on keeps the processor"]
+pub struct Rest {
+    queue: CompletionQueue,
+    limit: Duration,
+}
+
+impl Rest {
+    /// Sleeps until a frame arrives, at most 3 ms.
+    pub fn sleep(self) {
+        self.queue.0.rest(self.limit);
+    }
+}
+
 impl CompletionQueue {
     pub(super) fn create(device: &Device, options: CompletionQueueOptions) -> Result<Self, ResourceError> {
         let CompletionQueueOptions { capacity, channel, context } = options;
@@ -216,8 +230,8 @@ impl CompletionQueue {
 
     /// Appends up to `max` completions to `out`, oldest first, and returns their number. When no completion waits, runs
     /// the engine once (see [`Progress`](super::Progress)) and looks again: of several engines, each that has queue pairs which
-    /// complete here and that no other thread runs. Does not block, except for half a millisecond when it has found nothing again and
-    /// again and others wait for the caller's processor; a frame ends this rest.
+    /// complete here and that no other thread runs. Does not block, except for at most 3 ms when it has found nothing again and again and
+    /// others wait for the caller's processor; a frame ends this rest.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
         self.look(|ring| some(ring.poll(out, max))).unwrap_or(0)
     }
@@ -228,20 +242,39 @@ impl CompletionQueue {
         self.look(|ring| some(ring.poll_each(max, &mut each))).unwrap_or(0)
     }
 
+    /// Polls like [`poll`](Self::poll) without blocking, for a caller that holds a lock. When others wait for its processor, it also
+    /// returns the [`Rest`] for the time after the lock.
+    pub fn poll_awake(&self, out: &mut Vec<WorkCompletion>, max: usize) -> (usize, Option<Rest>) {
+        let (found, limit) = self.look_counted(|ring| some(ring.poll(out, max)));
+        (found.unwrap_or(0), limit.map(|limit| Rest { queue: self.clone(), limit }))
+    }
+
     /// A poll that takes completions by `take`, which returns `None` when there is none; a caller that polls again and again in vain
     /// may [rest](CqInner::rest).
     #[inline]
     fn look<R>(&self, take: impl FnMut(&CompletionRing) -> Option<R>) -> Option<R> {
-        let (found, received) = self.look_awake(take);
-        if received || found.is_some() {
-            spin::found();
-        } else if let Some(limit) = spin::empty(|| self.0.device.shared().clock().now()) {
+        let (found, limit) = self.look_counted(take);
+        if let Some(limit) = limit {
             self.0.rest(limit);
         }
         found
     }
 
-    /// [`Self::look`] without a rest. Returns also whether a frame was received.
+    /// [`Self::look`] without its rest, of which the longest time is returned.
+    #[inline]
+    fn look_counted<R>(
+        &self,
+        take: impl FnMut(&CompletionRing) -> Option<R>,
+    ) -> (Option<R>, Option<Duration>) {
+        let (found, received) = self.look_awake(take);
+        if received || found.is_some() {
+            spin::found();
+            return (found, None);
+        }
+        (found, spin::empty(|| self.0.device.shared().clock().now()))
+    }
+
+    /// [`Self::look_counted`] that counts nothing. Returns also whether a frame was received.
     #[inline]
     fn look_awake<R>(&self, mut take: impl FnMut(&CompletionRing) -> Option<R>) -> (Option<R>, bool) {
         let ring = &self.0.ring;

@@ -37,7 +37,7 @@ mod window;
 pub use self::{
     async_event::AsyncEvents,
     channel::{CompletionChannel, CqNotification},
-    completion::{CompletionQueue, CompletionQueueOptions},
+    completion::{CompletionQueue, CompletionQueueOptions, Rest},
     counters::Counters,
     device::{DeviceOptions, OpenError},
     failure::DeviceFailed,

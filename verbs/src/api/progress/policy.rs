@@ -174,10 +174,16 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 /// thread is 0.7 to 3 ms; threads of the kernel, and the progress thread, take less.
 const MIN_WAITED: Duration = Duration::from_micros(400);
 const MIN_WAITED_PART: u32 = 32;
-/// Time of empty polls before a rest: a reply within it finds the thread awake.
+/// Time of empty polls before a rest: a reply within it finds the thread awake. Where both ends share a processor, the peer waits for
+/// its end, so that a longer time lengthens each round trip.
 const MIN_SPIN: Duration = Duration::from_micros(5);
-/// The longest rest. Completions that another thread causes, and timers, wait for its end.
-const MAX_REST: Duration = Duration::from_micros(500);
+/// The longest rest, about as long as another thread's slice. Completions that another thread causes, and timers, wait for its end. A
+/// shorter one needs the processor's timer before the scheduler's next tick, each time.
+const MAX_REST: Duration = Duration::from_millis(3);
+const _: () = assert!(
+    MAX_REST.as_nanos() <= MAX_NAP.as_nanos(),
+    "timers would be later than those of a thread that sleeps"
+);
 /// Time for which a thread that has waited rests instead of polling in vain, at first and at most. Afterwards it polls until it waits
 /// again, which costs it a slice and its turns until the scheduler has made up for that.
 const MIN_BUSY: Duration = Duration::from_millis(20);
