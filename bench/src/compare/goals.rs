@@ -279,10 +279,10 @@ mod tests {
             let goal = goals.iter().find(|goal| goal.text.contains(text)).unwrap();
             (goal.found.map(|spread| spread.median), goal.found.and_then(|s| goal.limit.is_met(s.median)))
         };
-        assert_eq!(found("MTU 9000: Write / raw"), (Some(2.0), Some(true)));
-        assert_eq!(found("MTU 1500: Write / raw"), (Some(0.5), Some(false)));
+        assert_eq!(found("MTU 9000: Write / raw AF_XDP"), (Some(2.0), Some(true)));
+        assert_eq!(found("MTU 1500: Write / raw AF_XDP"), (Some(0.5), Some(false)));
         assert_eq!(found("best MTU / TCP, offloads off"), (Some(3.0), Some(true)));
-        assert_eq!(found("each at its best MTU: Write / raw"), (Some(1.5), Some(true)));
+        assert_eq!(found("each at its best MTU: Write / raw AF_XDP"), (Some(1.5), Some(true)));
         assert_eq!(found("each at its best MTU: Write / TCP"), (None, None));
         assert_eq!(found("CPU time"), (Some(0.5), Some(true)));
         assert!(goals.iter().all(|goal| goal.number != 1), "the latency tables were not measured");
