@@ -272,6 +272,15 @@ fn netns_every_mode_and_way_of_progress() {
     }
 }
 
+/// Polls that do not run the engine are no rest for the progress thread, also where they keep its processor: it would nap, and each message
+/// would wait for a time-out.
+#[test]
+fn netns_polls_beside_the_progress_thread_leave_it_its_work() {
+    let lab = lab();
+    let line = "-s 2000 -n 50 --progress thread --pin 0";
+    undisturbed(&Perf::new(&lab, PROGRAM, "send_lat").both(line).run().unwrap());
+}
+
 #[test]
 fn netns_a_duration_ends_in_time() {
     let lab = lab();

@@ -104,11 +104,12 @@ impl CqInner {
         first.filter(|_| used.next().is_none()).map(|(engine, _)| engine)
     }
 
-    /// See [`Rest`]. An application that arms its queue again and again sleeps by itself.
+    /// See [`Rest`]. An application that arms its queue again and again sleeps by itself, and frames are no sign for one whose polls do
+    /// not run the engine: the progress thread would take it for one that runs it, and nap.
     #[cold]
     fn rest(&self, limit: Duration) {
         let mut polls = true;
-        self.each_engine(|engine| polls &= engine.calls().are_busy());
+        self.each_engine(|engine| polls &= engine.application_progress() && engine.calls().are_busy());
         if polls {
             self.device.rest(self.only_engine(), limit);
             spin::rested(self.device.shared().clock().now());
