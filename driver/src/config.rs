@@ -125,7 +125,7 @@ pub struct DriverConfig {
     /// the interface cannot be opened.
     pub replace_program: bool,
     /// Time for which a busy queue is retried: the kernel frees a queue only some milliseconds after its last owner
-    /// closed it. [`Duration::MAX`] retries without end.
+    /// closed it, and later on a busy machine. [`Duration::MAX`] retries without end.
     pub busy_retry: Duration,
     /// Time for which an address may be missing before the connections from it end, not counting the time without a carrier.
     /// Programs that configure interfaces remove addresses and add them again, and virtual addresses move between hosts; until
@@ -150,7 +150,7 @@ impl Default for DriverConfig {
             transmit_chunks: 512,
             ring_size: 512,
             replace_program: false,
-            busy_retry: Duration::from_millis(100),
+            busy_retry: Duration::from_secs(1),
             address_limit: Duration::from_secs(30),
             send_buffer_bytes: 4 << 20,
             origin: OriginPreference::Probe,
