@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use xwarp_verbs::{Rest, Slept};
+use xwarp_verbs::Slept;
 
 use crate::{
     socket::{State, Until},
@@ -64,7 +64,9 @@ impl SdpStream {
                 return outcome;
             }
             drop(state);
-            if let Some(rest) = rest.filter(|_| !left) {
+            if let Some(rest) = rest
+                && !left
+            {
                 rest.sleep();
             }
             let limit = limit.filter(|limit| !limit.is_zero() && !left);
@@ -88,7 +90,9 @@ impl SdpStream {
         let outcome = self.attempt(&mut state, step);
         drop(state);
         outcome.unwrap_or_else(|| {
-            rest.into_iter().for_each(Rest::sleep);
+            if let Some(rest) = rest {
+                rest.sleep();
+            }
             Err(io::ErrorKind::WouldBlock.into())
         })
     }
@@ -107,7 +111,9 @@ impl SdpStream {
                 return true;
             }
             drop(state);
-            rest.into_iter().for_each(Rest::sleep);
+            if let Some(rest) = rest {
+                rest.sleep();
+            }
             if Instant::now() >= end {
                 return false;
             }
