@@ -120,10 +120,11 @@ impl Store {
         self.send("READY=1".into(), None);
     }
 
-    /// Reports that the loop runs, if that is due. Returns the time until the next report.
+    /// Reports that the loop runs, if that is due and nothing waits: reports do not use up the room of what is to be kept. Returns the
+    /// time until the next report.
     pub(crate) fn report_running(&mut self, now: Instant) -> Option<Duration> {
         let (is_due, next) = self.watchdog.as_mut()?.due(now);
-        if is_due {
+        if is_due && !self.is_behind() {
             self.send(REPORT.into(), None);
         }
         Some(next)
