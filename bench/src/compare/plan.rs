@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use xwarp_driver::SINGLE_CHUNK_MTU;
+
 use super::libfabric;
 use crate::{
     options::{CompareArgs, DEFAULT_PORT, Group, ModeArg},
@@ -74,7 +76,7 @@ impl Subject {
 
     /// Whether frames of `mtu` bytes can be sent: in native mode, a frame on a veth is one chunk.
     fn can_send(self, mtu: u32) -> bool {
-        self != Self::XskNative || mtu <= NATIVE_MTU
+        self != Self::XskNative || mtu <= SINGLE_CHUNK_MTU.into()
     }
 }
 
@@ -241,8 +243,6 @@ impl Step {
     }
 }
 
-/// The largest MTU of native XDP on a veth.
-const NATIVE_MTU: u32 = 3506;
 /// Measurements on a busy machine take so many times as long as others: the slices of a processor are milliseconds.
 const BUSY_TIMES: u32 = 4;
 

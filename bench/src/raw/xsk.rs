@@ -18,13 +18,12 @@ use xsk_rs::{
     CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem,
     config::{BindFlags, QueueSize, SocketConfig, UmemConfig, XdpFlags},
 };
+use xwarp_driver::SINGLE_CHUNK_MTU;
 
 use super::wire::{BATCH, NAP, Wire};
 
 /// Bytes of a frame in a chunk. xsk-rs leaves as many free at the start of a chunk to send as the kernel does in a received one.
 const ROOM: usize = 4096 - 256;
-/// Largest MTU whose frames fit one received chunk.
-const ONE_CHUNK_MTU: u16 = 3506;
 /// Chunks for each direction: few enough to stay in the cache, or enough for a window of frames of many chunks.
 const FEW: u32 = 256;
 const MANY: u32 = 2048;
@@ -57,7 +56,7 @@ type Parts = (TxQueue, RxQueue, Option<(FillQueue, CompQueue)>);
 impl Xsk {
     /// Binds queue `queue` of `interface`, in generic or native XDP.
     pub(super) fn open(interface: &str, queue: u32, mtu: u16, generic: bool) -> Result<Self> {
-        let several = mtu > ONE_CHUNK_MTU;
+        let several = mtu > SINGLE_CHUNK_MTU;
         let chunks = if several { MANY } else { FEW };
         let size = QueueSize::new(chunks)?;
         let config = UmemConfig::builder().fill_queue_size(size).comp_queue_size(size).build()?;
