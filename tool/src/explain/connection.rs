@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use serde::Serialize;
 
 use super::{
-    event::Event,
+    event::{Event, milliseconds},
     health::{Counts, Finding, Health},
     messages::Total,
     mpa::{Events, Mpa},
@@ -439,8 +439,4 @@ impl Missing {
             Piece::Bytes(..) => {}
         }
     }
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }

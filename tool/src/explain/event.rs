@@ -1,6 +1,6 @@
 //! Events of a connection, as text and as JSON.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::Serialize;
 use xwarp_tcp::mpa::{Enhanced, MpaReply, MpaRequest, RtrOptions};
@@ -106,9 +106,7 @@ impl Event {
             _ => None,
         }
     }
-}
 
-impl Event {
     /// Whether the event slowed or ended the connection otherwise than by intent.
     pub fn is_trouble(&self) -> bool {
         match self {
@@ -301,4 +299,9 @@ pub fn count(number: u64, noun: &str) -> String {
 /// The time of an event in a column.
 pub fn at(seconds: Option<f64>) -> String {
     seconds.map_or_else(|| format!("{:>12}", "-"), |seconds| format!("{seconds:>12.6}"))
+}
+
+/// A time as the figures have it.
+pub fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }

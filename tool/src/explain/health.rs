@@ -6,7 +6,10 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 use xwarp_tcp::seq::SeqNum;
 
-use super::{event::count, packet::Segment};
+use super::{
+    event::{count, milliseconds},
+    packet::Segment,
+};
 
 /// Shortest time without a frame that counts as a silence: longer than delayed acknowledgements (RFC 1122 section 4.2.3.2 allows half a
 /// second, implementations wait 40 ms) and than round trips in a data centre.
@@ -34,9 +37,8 @@ struct Direction {
     sent: Option<SeqNum>,
     acknowledged: Option<SeqNum>,
     first_byte: Option<Duration>,
-    /// The window field of the peer means this many bytes when it is shifted by the peer's scale (RFC 7323 section 2.2).
+    /// The shift of the window field, if its SYN offers one (RFC 7323 section 2.2).
     scale: Option<u8>,
-    offers_scale: bool,
     window_bytes: Option<u64>,
     closed_since: Option<(Duration, u64)>,
     closed: WaitTotal,
@@ -49,16 +51,16 @@ struct Direction {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct WaitTotal {
     count: u64,
-    #[serde(rename = "total_ms", serialize_with = "milliseconds")]
+    #[serde(rename = "total_ms", serialize_with = "in_milliseconds")]
     total: Duration,
-    #[serde(rename = "longest_ms", serialize_with = "milliseconds")]
+    #[serde(rename = "longest_ms", serialize_with = "in_milliseconds")]
     longest: Duration,
     /// The frame before the longest one.
     after_frame: u64,
 }
 
-fn milliseconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_f64(time.as_secs_f64() * 1e3)
+fn in_milliseconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(milliseconds(*time))
 }
 
 impl WaitTotal {
@@ -73,7 +75,7 @@ impl WaitTotal {
 
 impl fmt::Display for WaitTotal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [total, longest] = [self.total, self.longest].map(|time| time.as_secs_f64() * 1e3);
+        let [total, longest] = [self.total, self.longest].map(milliseconds);
         write!(f, "{total:.3} ms")?;
         if self.count > 1 {
             write!(f, " in {} times, the longest of {longest:.3} ms", self.count)?;
@@ -201,7 +203,6 @@ impl Health {
         }
         self.last = time.map(|time| (time, frame)).or(self.last);
         if segment.syn {
-            this.offers_scale = segment.options.window_scale.is_some();
             this.scale = segment.options.window_scale;
         }
         if segment.len > 0 && !segment.syn {
@@ -226,12 +227,9 @@ impl Health {
         if let Some(ack) = segment.ack {
             let ack = SeqNum::new(ack);
             peer.acknowledged = Some(peer.acknowledged.map_or(ack, |acknowledged| acknowledged.latest(ack)));
-            let scaled = this.offers_scale && peer.offers_scale && !segment.syn;
             // The scale of a connection whose SYNs are not in the capture is unknown.
-            this.window_bytes = scaled.then(|| {
-                let scale = this.scale.unwrap_or_default().min(MAX_WINDOW_SCALE);
-                u64::from(segment.window) << scale
-            });
+            let scale = this.scale.filter(|_| peer.scale.is_some() && !segment.syn);
+            this.window_bytes = scale.map(|scale| u64::from(segment.window) << scale.min(MAX_WINDOW_SCALE));
             if !segment.syn {
                 this.read_window(segment.window == 0, time, frame);
             }
@@ -288,7 +286,7 @@ impl Direction {
                 segments: counts.retransmissions,
                 of_segments: counts.segments,
                 bytes: counts.retransmitted_bytes,
-                longest_recovery_ms: self.longest_recovery.map(|time| time.as_secs_f64() * 1e3),
+                longest_recovery_ms: self.longest_recovery.map(milliseconds),
             });
         } else if counts.out_of_order > 0 {
             // With retransmissions, segments behind a lost one are out of order as well.
