@@ -12,9 +12,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use xwarp_control::{Choice, Event, Reply, Request, Sizes, Tagged, VERSION};
 use xwarp_leg::message::{receive_message, send_message};
+use xwarp_perf::stats::{Latencies, Summary};
 
 use crate::{
     granted::{SMALL, bytes_of, memory, open, opened, sealed},
@@ -32,19 +34,20 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Rounds of the honest client after which it opens another device.
 const ROUNDS_OF_A_DEVICE: usize = 50;
 
-/// The sequence of `SplitMix64`: the same seed makes the same choices.
-struct Random(u64);
+/// The same seed makes the same choices.
+struct Random(StdRng);
 
 impl Random {
+    fn of(seed: u64) -> Self {
+        Self(StdRng::seed_from_u64(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.random()
     }
 
     fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
+        self.0.random_range(0..limit)
     }
 
     fn address(&mut self) -> IpAddr {
@@ -130,7 +133,7 @@ impl Random {
 pub(crate) fn deaths(seed: u64, seconds: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
     let program = env::current_exe()?;
-    let mut random = Random(seed);
+    let mut random = Random::of(seed);
     let mut killed = 0_u64;
     println!("begins");
     while Instant::now() < end {
@@ -147,7 +150,7 @@ pub(crate) fn deaths(seed: u64, seconds: u64) -> Result<()> {
 
 /// Sends random requests with random descriptors, reads some of the answers, and keeps what it gets, until it is killed.
 pub(crate) fn havoc(seed: u64) -> Result<()> {
-    let mut random = Random(seed);
+    let mut random = Random::of(seed);
     let mut connections: Vec<Raw> = Vec::new();
     let mut kept: Vec<OwnedFd> = Vec::new();
     loop {
@@ -184,39 +187,29 @@ pub(crate) fn havoc(seed: u64) -> Result<()> {
     }
 }
 
-/// Durations of one kind.
-#[derive(Default)]
-struct Durations(Vec<Duration>);
+fn measured<T>(times: &mut Latencies, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let begin = Instant::now();
+    let done = work();
+    times.record(begin.elapsed());
+    done
+}
 
-impl Durations {
-    fn measure<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let begin = Instant::now();
-        let done = work();
-        self.0.push(begin.elapsed());
-        done
-    }
-
-    fn print(&mut self, what: &str) -> Result<()> {
-        self.0.sort();
-        let of = |share: f64| self.0.get((self.0.len() as f64 * share) as usize).copied();
-        let [median, most] = [0.5, 0.99].map(of);
-        let (median, most) = median.zip(most).context("nothing was measured")?;
-        let worst = self.0.last().context("nothing was measured")?;
-        println!("{} {what}: median {median:.1?}, 99 % {most:.1?}, longest {worst:.1?}", self.0.len());
-        Ok(())
-    }
+fn print(what: &str, times: &Latencies) -> Result<()> {
+    let Summary { typical, p99, max, .. } = times.summary(1000.0).context("nothing was measured")?;
+    println!("{what}: median {typical:.1} ms, 99 % {p99:.1} ms, longest {max:.1} ms");
+    Ok(())
 }
 
 /// Asks the helper everything that a client asks, and opens devices, for some seconds; prints how long it takes.
 pub(crate) fn answers(seconds: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
-    let [mut answers, mut opens] = [const { Durations(Vec::new()) }; 2];
+    let (mut answers, mut opens) = (Latencies::new()?, Latencies::new()?);
     println!("begins");
     while Instant::now() < end {
         let raw = Raw::greeted()?;
-        let device = opens.measure(|| opened(&raw))?;
+        let device = measured(&mut opens, || opened(&raw))?;
         for _ in 0..ROUNDS_OF_A_DEVICE {
-            let mut ask = |request| answers.measure(|| Ok(raw.ask(request, None)?.0));
+            let mut ask = |request| measured(&mut answers, || Ok(raw.ask(request, None)?.0));
             let Reply::Reserved { port } = ask(Request::Reserve { address: None, port: 0 })? else {
                 bail!("no port");
             };
@@ -234,6 +227,6 @@ pub(crate) fn answers(seconds: u64) -> Result<()> {
             thread::sleep(PAUSE);
         }
     }
-    answers.print("answers")?;
-    opens.print("openings")
+    print("answers", &answers)?;
+    print("openings", &opens)
 }

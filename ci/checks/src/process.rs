@@ -1,4 +1,5 @@
-//! [`Running`]: a program under test. Its output is read as it arrives, and it is killed when dropped.
+//! [`Running`]: a program under test. Its output is read as it arrives, and it is killed when dropped. [`wait_until`]: what its
+//! output does not say.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -10,6 +11,21 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// Interval between two looks of [`wait_until`].
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Looks again and again until something is there, at most for `limit`.
+pub fn wait_until<T>(what: &str, limit: Duration, mut there: impl FnMut() -> Option<T>) -> Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(there) = there() {
+            return Ok(there);
+        }
+        ensure!(Instant::now() < end, "{what}: not within {limit:?}");
+        thread::sleep(LOOK_EVERY);
+    }
+}
 
 /// A started program.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,9 +81,25 @@ fn fabric_demo_runs_as_an_ordinary_user() {
     ]);
     let (success, said) = finish(Running::start(demo).unwrap());
     assert!(success, "{said}");
-    for words in ["8388608", "xwarp explain", "Send of 1000 bytes", "; closed by both ends"] {
+    for words in
+        ["8388608", "xwarp explain", "Send of 1000 bytes", "5x Send (5000 bytes)", "; closed by both ends"]
+    {
         assert!(said.contains(words), "{words:?} is missing in\n{said}");
     }
+}
+
+/// The last step of the CI job that the guide shows, as its runner would run it.
+#[test]
+fn fabric_the_job_of_the_guide_succeeds() {
+    let user = User::new("guide");
+    let guide = fs::read_to_string(root().join("docs/guide/testing.md")).unwrap();
+    let job = guide.split_once("```yaml\n").and_then(|(_, rest)| rest.split_once("```")).unwrap().0;
+    let step = job.rsplit_once("- run: |\n").unwrap().1;
+    assert!(step.contains("xwarp run --fabric"), "{step}");
+    let mut command = user.command("sh");
+    command.env("PATH", search_path()).args(["-e", "-c", step]);
+    let (success, said) = finish(Running::start(command).unwrap());
+    assert!(success, "{said}");
 }
 
 /// The picture in README is what `xwarp explain` prints today.
@@ -94,8 +111,7 @@ fn fabric_the_picture_of_explain_is_current() {
     picture.arg("--programs").arg(built("xwarp").unwrap().parent().unwrap()).arg(&file);
     let (success, said) = finish(Running::start(picture).unwrap());
     assert!(success, "{said}");
-    let [drawn, kept] =
-        [file, root().join("docs/explain.svg")].map(|file| std::fs::read_to_string(file).unwrap());
+    let [drawn, kept] = [file, root().join("docs/explain.svg")].map(|file| fs::read_to_string(file).unwrap());
     assert!(drawn.contains("Send of 16 bytes, MSN 1"), "{drawn}");
     assert_eq!(drawn, kept, "ci/picture draws it again");
 }

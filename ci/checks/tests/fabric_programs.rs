@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use xwarp_checks::documents::root;
 use xwarp_checks::process::Running;
 use xwarp_checks::pyverbs::{expected, found};
 use xwarp_checks::user::{LIMIT, User, finish};
@@ -198,7 +199,7 @@ fn fabric_programs_end_with_it() {
 
 /// A file of `tests/compat`.
 fn compat_file(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name).display().to_string()
+    root().join("ci/checks/tests/compat").join(name).display().to_string()
 }
 
 /// libfabric looks for the addresses of the host and, as every program may, loads the libraries after libc.
@@ -311,33 +312,4 @@ fn fabric_pyverbs_own_suite_ends_as_expected() {
         let has_no_interface = outcome == "skip" && reason.contains("doesn't have net interface");
         assert!(outcome == expected[name].0 || has_no_interface, "{outcome} {name}: {reason}");
     }
-}
-
-/// The last step of the CI job that the guide shows, as its runner would run it.
-#[test]
-fn fabric_the_job_of_the_guide_succeeds() {
-    let user = User::new("guide");
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/testing.md");
-    let guide = fs::read_to_string(guide).unwrap();
-    let job = guide.split_once("```yaml\n").and_then(|(_, rest)| rest.split_once("```")).unwrap().0;
-    let step = job.rsplit_once("- run: |\n").unwrap().1;
-    assert!(step.contains("xwarp run --fabric"), "{step}");
-    let mut command = user.command("sh");
-    let programs = xwarp_checks::unmodified::xwarp().unwrap();
-    let path = format!("{}:{}", programs.parent().unwrap().display(), std::env::var("PATH").unwrap());
-    command.env("PATH", path).args(["-e", "-c", step]);
-    let (success, said) = finish(Running::start(command).unwrap());
-    assert!(success, "{said}");
-}
-
-/// The first command that README offers to users without root.
-#[test]
-fn fabric_the_demonstration_runs_for_a_user() {
-    let user = User::new("demo");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let programs = xwarp_checks::unmodified::xwarp().unwrap();
-    let mut command = user.command(root.join("ci/demo"));
-    command.arg("--programs").arg(programs.parent().unwrap()).arg("--fabric");
-    let (success, said) = finish(Running::start(command).unwrap());
-    assert!(success && said.contains("5x Send (5000 bytes)"), "{said}");
 }

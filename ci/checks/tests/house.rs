@@ -47,6 +47,17 @@ fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
+/// Compares what breaks a rule with the `text` of the list of what is known to.
+fn compare_with_list(rule: &str, found: &BTreeSet<String>, list: &str, text: &str) {
+    let known: BTreeSet<_> = text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
+    let new: Vec<_> = found.difference(&known).collect();
+    let mended: Vec<_> = known.difference(found).collect();
+    assert!(
+        new.is_empty() && mended.is_empty(),
+        "{rule}: {new:#?}\nmended, to be taken out of house/{list}: {mended:#?}"
+    );
+}
+
 /// The workspace's packages, from `cargo metadata`.
 fn packages() -> Vec<serde_json::Value> {
     let output = Command::new(env!("CARGO"))

@@ -9,6 +9,7 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
 };
+use xwarp_perf::cpu;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const LIMIT: Duration = Duration::from_secs(60);
@@ -124,9 +125,7 @@ fn netns_raw_refuses_a_ping_pong_that_does_not_fit_a_frame() {
 #[test]
 fn netns_polling_ends_on_one_processor_hand_it_over() {
     let lab = Lab::up(LabOptions::default()).unwrap();
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-    let cpu = allowed.trim().split([',', '-']).next().unwrap();
+    let cpu = cpu::allowed()[0];
     let typical = |line: &str| {
         let ran = run(&lab, Family::V4, &format!("{line} -s 64 -n 200 --pin {cpu}"));
         ran["xwarp"]["rows"][0]["latency"]["typical"].as_f64().unwrap()

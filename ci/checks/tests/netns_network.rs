@@ -6,13 +6,13 @@ use std::{
     process::Stdio,
     sync::mpsc::channel,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use ends::{LIMIT, between, parts};
 use xwarp_checks::{
     lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side},
-    process::Running,
+    process::{Running, wait_until},
 };
 use xwarp_verbs::{
     AsyncEvent, CloseReason, Device, Payload, RecvRequest, WorkRequest,
@@ -42,14 +42,6 @@ fn start(lab: &Lab, side: Side, program: &str, args: &[&str]) -> Running {
 
 fn has_program(lab: &Lab, side: Side) -> bool {
     lab.run(side, "ip", &["-d", "link", "show", "dev", INTERFACE]).unwrap().contains("prog/xdp")
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not in time");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Queues that are added while a device is open are served: before, the kernel refused every connection whose SYN came to one of
@@ -98,7 +90,8 @@ fn netns_network_a_program_that_is_detached_is_attached_again() {
             let process = std::process::id().to_string();
             start(&lab, Side::A, "detach.py", &[&process]).finish(LIMIT).unwrap();
             for side in [Side::A, Side::B] {
-                wait_until("the program is attached again", || has_program(&lab, side));
+                wait_until("the program is attached again", LIMIT, || has_program(&lab, side).then_some(()))
+                    .unwrap();
             }
             end.say("still here");
         },

@@ -9,6 +9,7 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     perf::{Expected, Perf, Ran},
 };
+use xwarp_perf::cpu;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const TESTS: [&str; 6] = ["send_bw", "send_lat", "write_bw", "write_lat", "read_bw", "read_lat"];
@@ -277,8 +278,8 @@ fn netns_every_mode_and_way_of_progress() {
 #[test]
 fn netns_polls_beside_the_progress_thread_leave_it_its_work() {
     let lab = lab();
-    let line = "-s 2000 -n 50 --progress thread --pin 0";
-    undisturbed(&Perf::new(&lab, PROGRAM, "send_lat").both(line).run().unwrap());
+    let line = format!("-s 2000 -n 50 --progress thread --pin {}", cpu::allowed()[0]);
+    undisturbed(&Perf::new(&lab, PROGRAM, "send_lat").both(&line).run().unwrap());
 }
 
 #[test]

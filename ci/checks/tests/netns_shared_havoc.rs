@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use xwarp_checks::{
     lab::{Family, Lab, LabOptions, Side},
+    lasting::Crowd,
     leaks,
     process::Running,
     shared::{NOBODY, SharedInterface},
@@ -26,10 +27,7 @@ fn havoc(seconds: u64) {
     let before = count();
     let limit = Duration::from_secs(seconds) + LIMIT;
     let address = format!("{}:12345", lab.address(Side::A, Family::V4));
-    let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address]).unwrap();
-    server.wait_for("listens", LIMIT).unwrap();
-    let mut talks: Vec<Running> =
-        (0..2).map(|_| shared.start_unprivileged(NOBODYS, &["last", &address]).unwrap()).collect();
+    let mut crowd = Crowd::start(&address, 2, |args| shared.start_unprivileged(NOBODYS, args)).unwrap();
     let time = seconds.to_string();
     let hostile = |number: u32| {
         let mut command = shared.unprivileged_as(NOBODY - 1 - number % USERS, NOBODYS);
@@ -48,13 +46,8 @@ fn havoc(seconds: u64) {
         println!("{}", one.finish(limit).unwrap());
     }
     // The connections that were there before go on: every byte of them is compared.
-    for talk in &mut talks {
-        let rounds = talk.arrived().iter().filter(|line| line.starts_with("round ")).count();
-        let next = format!("round {}", rounds + 1);
-        talk.wait_for(&next, LIMIT).unwrap();
-        println!("{rounds} rounds");
-    }
-    drop((talks, server));
+    crowd.goes_on().unwrap();
+    drop(crowd);
     leaks::settle(count, &before, LIMIT).unwrap();
 }
 

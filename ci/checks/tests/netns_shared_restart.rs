@@ -6,14 +6,14 @@ use std::{
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::PathBuf,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     lasting::Crowd,
-    process::Running,
+    process::{self, Running},
     shared::SharedInterface,
 };
 
@@ -29,14 +29,8 @@ fn crowd(kept: &Kept, clients: usize) -> Crowd {
 
 /// The helper that the keeper has started.
 fn helper(shared: &SharedInterface) -> Pid {
-    let limit = Instant::now() + LIMIT;
-    loop {
-        if let [pid] = shared.helper.children()[..] {
-            return Pid::from_raw(pid).unwrap();
-        }
-        assert!(Instant::now() < limit, "no helper");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let only = || if let [pid] = shared.helper.children()[..] { Pid::from_raw(pid) } else { None };
+    process::wait_until("a helper", LIMIT, only).unwrap()
 }
 
 /// A helper that keeps its devices, and whose program is a file of the lab.
@@ -96,11 +90,7 @@ impl Kept {
 }
 
 fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
-    let limit = Instant::now() + LIMIT;
-    while !is() {
-        assert!(Instant::now() < limit, "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
+    process::wait_until(what, LIMIT, || is().then_some(())).unwrap();
 }
 
 /// Restarts by TERM and KILL in turn under the verified traffic of clients.

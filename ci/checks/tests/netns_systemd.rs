@@ -12,7 +12,7 @@ use std::{
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     lasting::Crowd,
-    process::Running,
+    process::{Running, wait_until},
     shared::NOBODY,
 };
 
@@ -51,7 +51,8 @@ impl System {
         let is_init =
             |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "systemd\n");
         system.init =
-            wait_until("no process 1", || Some(outer.children().into_iter().find(is_init)?.to_string()));
+            wait_until("process 1", LIMIT, || Some(outer.children().into_iter().find(is_init)?.to_string()))
+                .unwrap();
         system.serving("");
         system
     }
@@ -69,12 +70,13 @@ impl System {
 
     /// The number of the helper, when it serves and is not `former`.
     fn serving(&self, former: &str) -> String {
-        wait_until("no helper serves", || {
+        wait_until("a helper that serves", LIMIT, || {
             let shown = self.systemctl(&["show", "--property=ActiveState,MainPID", "xwarpd.service"]);
             let shown = String::from_utf8(shown.stdout).unwrap();
             let process = shown.lines().find_map(|line| line.strip_prefix("MainPID="))?;
             (shown.contains("ActiveState=active") && process != former).then(|| process.to_owned())
         })
+        .unwrap()
     }
 
     /// Starts a program of a member of the socket's group.
@@ -112,17 +114,6 @@ impl Drop for System {
         }
         let script = folder("tests/shared/systemd_root");
         let _ = Command::new(script).arg("clean").arg(&self.scratch).status();
-    }
-}
-
-fn wait_until<T>(what: &str, mut there: impl FnMut() -> Option<T>) -> T {
-    let limit = Instant::now() + LIMIT;
-    loop {
-        if let Some(there) = there() {
-            return there;
-        }
-        assert!(Instant::now() < limit, "{what}");
-        thread::sleep(Duration::from_millis(50));
     }
 }
 

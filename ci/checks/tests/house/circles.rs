@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use crate::{files, packages, root, shown};
+use crate::{compare_with_list, files, packages, shown};
 
 /// The circles that still stand, a line each. No new one may come, and a dissolved one leaves the list.
 const STANDING: &str = include_str!("circles.txt");
@@ -183,18 +183,7 @@ fn house_no_new_circle_of_files_inside_a_crate() {
         let package = Crate::read(Path::new(&manifest).parent().unwrap());
         found.extend(circles(&package.graph()).into_iter().map(|circle| circle.join(" ")));
     }
-    let standing: BTreeSet<String> = STANDING
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(str::to_owned)
-        .collect();
-    let new: Vec<_> = found.difference(&standing).collect();
-    let gone: Vec<_> = standing.difference(&found).collect();
-    assert!(
-        new.is_empty() && gone.is_empty(),
-        "new circles of files: {new:#?}\ncircles to remove from {}: {gone:#?}",
-        shown(&root().join("ci/checks/tests/house/circles.txt"))
-    );
+    compare_with_list("circles of files", &found, "circles.txt", STANDING);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use syn::{
     TraitItemFn, Type, Visibility, visit::Visit,
 };
 
-use crate::{files, root, shown};
+use crate::{compare_with_list, files, root, shown};
 
 const MAX_PARAMETERS: usize = 6;
 /// Files with methods of one type, if other files touch its fields.
@@ -130,20 +130,16 @@ fn shapes() -> BTreeMap<String, Shapes> {
     crates
 }
 
-/// Compares what breaks a rule with the list of what is known to.
-fn compare(rule: &str, found: &BTreeSet<String>, list: &str, text: &str) {
-    let known: BTreeSet<_> = text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
-    let new: Vec<_> = found.difference(&known).collect();
-    let mended: Vec<_> = known.difference(found).collect();
-    assert!(new.is_empty(), "{rule}: {new:#?}");
-    assert!(mended.is_empty(), "take what was mended out of house/{list}: {mended:#?}");
-}
-
 #[test]
 fn house_functions_have_at_most_six_parameters() {
     let found = shapes().into_values().flat_map(|shapes| shapes.long).collect();
     let list = include_str!("parameters.txt");
-    compare("a context or a type of its own for what belongs together", &found, "parameters.txt", list);
+    compare_with_list(
+        "a context or a type of its own for what belongs together",
+        &found,
+        "parameters.txt",
+        list,
+    );
 }
 
 #[test]
@@ -156,7 +152,7 @@ fn house_fields_are_private_or_their_methods_stand_together() {
             }
         }
     }
-    compare("fields that several rooms touch", &found, "halls.txt", include_str!("halls.txt"));
+    compare_with_list("fields that several rooms touch", &found, "halls.txt", include_str!("halls.txt"));
 }
 
 #[test]
@@ -169,7 +165,7 @@ fn house_types_of_two_crates_have_different_names() {
     }
     crates.retain(|_, folders| folders.len() > 1);
     let found = crates.into_keys().collect();
-    compare("a name that another crate has", &found, "homonyms.txt", include_str!("homonyms.txt"));
+    compare_with_list("a name that another crate has", &found, "homonyms.txt", include_str!("homonyms.txt"));
 }
 
 #[test]
